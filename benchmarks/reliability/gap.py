@@ -12,7 +12,7 @@ from protocol import CONDITIONS, MAJORITY, RATES, WORKERS, Condition, Find, name
 from runs import RunConfig
 
 SEEDS = (4, 5, 6)
-"""The seeds 1 to 3 showed that the first form fails, and set the gap of the second."""
+"""Seeds 1 and 2 showed that the first form fails; seed 1 set the gap of the second."""
 
 
 def list_condition(condition: Condition) -> list[RunConfig]:
@@ -30,15 +30,15 @@ def list_gap() -> list[RunConfig]:
 
 
 def decide_warning(find: Find) -> str:
-    """Return "holds" if each flipper is named, and nobody else, on even data; else "fails"."""
-    for condition in CONDITIONS:
-        alpha, flippers = condition
-        records = _find_all(find, condition)
-        if alpha is None and not records:
-            return "open"
-        if alpha is None and any(sorted(r["named"]) != list(range(flippers)) for r in records):
-            return "fails"
-    return "holds"
+    """Return "holds" if each flipper is named, and nobody else, on even data; else "fails".
+
+    A run that is there may show that it fails; that it holds is shown by all of them.
+    """
+    even = [run for run in list_gap() if run.alpha is None]
+    records = [(find(run.name), run.attackers) for run in even]
+    if any(record and sorted(record["named"]) != list(range(n)) for record, n in records):
+        return "fails"
+    return "holds" if all(record for record, _ in records) else "open"
 
 
 def describe_gap(find: Find) -> str:
@@ -46,8 +46,8 @@ def describe_gap(find: Find) -> str:
     lines = [
         "## The warning, second form",
         "",
-        "Majority, seeds 4 to 6: each worker's agreement, mean of a run, minus the median worker's",
-        "in points, and workers that the warning named.",
+        "Majority, seeds 4 to 6. Distance of a worker's agreement to the median worker's, in",
+        "points: a mean over parameters and a run. The warning pools elements of its last looks.",
         "",
         "| data | flippers | others | flippers named | others named |",
         "|---|---:|---:|---:|---:|",

@@ -120,13 +120,13 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
     ),
     "lost": Failure(
         PeerLostError,
-        "{what}: {who} is gone; look at its log (if it ended normally: did it have fewer batches, "
-        "or skip a step()?){note}; nothing was committed here",
+        "{what}: {who} is gone; look at its log, or, if it ended normally, for fewer batches or a "
+        "skipped step() there{note}; nothing was committed here",
     ),
     "left": Failure(
         PeerLostError,
-        "{what}: {who} left, and is no longer waited for; look at its log (if it ended normally: "
-        "did it have fewer batches, or skip a step()?){note}; nothing was committed here",
+        "{what}: {who} left, and is no longer waited for; look at its log, or, if it ended "
+        "normally, for fewer batches or a skipped step() there{note}; nothing was committed here",
     ),
     "silent": Failure(
         StepTimeoutError,

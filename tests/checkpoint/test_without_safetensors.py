@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,7 +32,17 @@ def test_the_first_save_warns_that_nothing_here_reads_it(
 
     monkeypatch.setattr(tensor_file, "find_spec", lambda name: None)
     (warning,) = save_twice(tmp_path / "unread")
-    assert "this checkpoint is complete" in str(warning.message)
+    assert "reading them needs it" in str(warning.message)
     assert "pip install safetensors" in str(warning.message)
     assert "distlion" not in Path(warning.filename).parts[-2:]
     assert (tmp_path / "unread" / "latest").exists()
+
+
+def test_a_stand_in_for_the_package_breaks_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_file, "_has_warned", False)
+    monkeypatch.setitem(sys.modules, "safetensors", ModuleType("safetensors"))
+
+    assert save_twice(tmp_path) == []
+    assert (tmp_path / "latest").exists()

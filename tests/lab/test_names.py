@@ -20,3 +20,9 @@ def test_few_names_are_listed_where_none_is_near():
 def test_many_names_are_never_listed():
     assert suggest("pigeon", MANY, all_in="it --help") == "'it --help' lists all"
     assert suggest("rule-numbr-7", MANY, all_in="it").count("rule-number") <= 2
+
+
+def test_a_part_between_hyphens_is_what_was_meant() -> None:
+    known = ("ternary", "majority-cautious-betas-90-95", "incautious", "cautions")
+    said = suggest("cautious", known, all_in="x")
+    assert said == "did you mean majority-cautious-betas-90-95? 'x' lists all"

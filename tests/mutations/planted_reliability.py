@@ -31,7 +31,7 @@ RELIABILITY = (
         LOOKS,
     ),
     Mutation(
-        "agreement: all looks of a run are judged",
+        "agreement: nobody is judged after the first looks",
         WATCH,
         "deque[float](maxlen=LOOKS)",
         "deque[float]()",

@@ -17,7 +17,7 @@ from simulation.network import Delays
 OF_ALL_RULES = sorted(name for name, each in PATTERNS.items() if not each.counts_in_parts)
 """Patterns that carry votes of every rule, and momenta."""
 COUNTED = ("average", "majority", "ternary")
-"""Rules whose votes the other patterns carry."""
+"""Rules that ``RecursiveDoubling`` carries too."""
 FIRST_DOUBLING = 1_000_000
 """Schedules from this seed on are those of the seeds from 0 on, by ``RecursiveDoubling``."""
 Kind = Literal["die", "stop", "cut", "damage", "late", "leave", "settings", "give up"]

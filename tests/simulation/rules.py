@@ -135,8 +135,8 @@ def _has_lost_store(outcome: Outcome) -> bool:
     """Return whether the rank that keeps the store has ended before the others."""
     ends = {fault.victim for fault, _ in outcome.fired if fault.kind in ("die", "leave")}
     for rank, diary in enumerate(outcome.diaries):
-        # It may end by itself, where the others do not connect in time.
-        if diary.fatal is not None and diary.fatal.call == CONSTRUCTION:
+        # On a slow network it may end by itself, where the others do not connect in time.
+        if outcome.plan.is_slow and diary.fatal is not None and diary.fatal.call == CONSTRUCTION:
             ends.add(rank)
     return outcome.store_host in ends
 

@@ -159,12 +159,16 @@ def refuse_to_read(path: Path, error: OSError) -> CheckpointError:
 def warn_if_unreadable() -> None:
     """Warn, once in a process, that the package that reads checkpoints is missing."""
     global _has_warned
-    if _has_warned or find_spec("safetensors") is not None:
+    try:
+        is_there = find_spec("safetensors") is not None
+    except ValueError:  # a module that somebody put in its place
+        is_there = True
+    if is_there or _has_warned:
         return
     _has_warned = True
     warn_user(
-        "this checkpoint is complete, but checkpoints are read with the safetensors package, which "
-        f"is not installed here. Install it before you need them: {_INSTALL}",
+        "checkpoints are written without the safetensors package, but reading them needs it, and "
+        f"it is not installed here. Install it before you need them: {_INSTALL}",
         UserWarning,
     )
 

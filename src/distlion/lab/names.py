@@ -20,12 +20,14 @@ def suggest(name: str, known: Iterable[str], *, all_in: str) -> str:
         all_in: Command that lists them, such as ``distlion train --help``.
 
     Returns:
-        ``did you mean majority? 'distlion train --help' lists all``. If no name is near but few
-        are known, the text lists them.
+        ``did you mean majority? 'distlion train --help' lists all``. If names hold it between
+        hyphens, only these are proposed. If no name is near but few are known, the text lists them.
     """
     names = list(dict.fromkeys(known))
     folded = {each.lower(): each for each in names}
-    near = difflib.get_close_matches(name.strip().lower(), folded, n=_MOST_MEANT)
+    given = name.strip().lower()
+    holding = [each for each in folded if given in each.split("-")]
+    near = (holding or difflib.get_close_matches(given, folded, n=_MOST_MEANT))[:_MOST_MEANT]
     rest = f"'{all_in}' lists all"
     if near:
         return f"did you mean {' or '.join(folded[each] for each in near)}? {rest}"

@@ -112,8 +112,9 @@ def _take_foreign(
     if on:
         raise CheckpointError(
             f"saved group {number} holds {shorten(', '.join(map(repr, on)))}, which Lion does not "
-            "have. Expected the groups of a Lion: lr, betas, weight_decay. If one saved it, remove "
-            "the other keys from the saved groups"
+            "have. Expected the groups of a Lion: lr, betas, weight_decay. Begin with a new "
+            "optimizer if AdamW or another optimizer saved it. If a Lion did, remove the other "
+            "keys from the saved groups"
         )
     return {key: value for key, value in group.items() if key not in foreign}
 

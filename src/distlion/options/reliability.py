@@ -50,7 +50,8 @@ class ReliabilityWatch:
         named: a_i < median(a) - ``LARGEST_GAP``
 
     A look compares a worker on all sampled elements of a step together. Workers with fewer looks
-    are neither judged nor part of the median.
+    are neither judged nor part of the median. The looks of a worker that was absent are older than
+    the others'.
 
     Args:
         n_workers: Workers that vote.
@@ -99,6 +100,7 @@ class ReliabilityWatch:
             f"elements compared, mean of the last {LOOKS} diagnoses up to step {self._step}. The "
             f"median worker agrees on {usual:.1%}; expected at most {100 * LARGEST_GAP:g} points "
             "less. Look for a flipped sign of the loss, wrong labels or faulty hardware there. A "
-            "worker whose data differ from the others' looks the same. Its votes count as before."
+            "worker with other data, or with smaller batches, looks the same. Its votes count as "
+            "before."
         )
         warn_user(DisagreeingWorkersWarning(message, workers=tuple(low)))

@@ -29,6 +29,7 @@ from distlion.lab.report import (
 )
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training import (
+    DEFAULT_METHODS,
     METHOD_NAMES,
     PRESETS,
     CompareProgress,
@@ -67,7 +68,7 @@ _Methods = Annotated[
         "2 for feedback; cautious masks elements whose direction and gradient differ in sign; A "
         "and B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the number of "
         "steps in which momenta are averaged once, or workers exchange once.",
-        show_default="majority-cautious-betas-90-95,majority,global-lion,global-adamw",
+        show_default=",".join(DEFAULT_METHODS),
     ),
 ]
 _Workers = Annotated[

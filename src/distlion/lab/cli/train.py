@@ -20,6 +20,7 @@ from distlion.lab.cli.training_run import Runs, show_record
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training import (
     AUTO,
+    DEFAULT_RULE,
     RULE_NAMES,
     CheckpointSettings,
     Overlap,
@@ -31,9 +32,7 @@ from distlion.lab.training import (
     torchrun_world_size,
 )
 
-EXAMPLE = (
-    "Example: distlion train --task text --workers 4 --rule majority --steps 200 --data my_text.txt"
-)
+EXAMPLE = "Example: distlion train --task text --workers 4 --steps 200 --data my_text.txt"
 _RUNS = Path("runs")
 
 
@@ -61,7 +60,7 @@ _Rule = Annotated[
         "global-* is an fp32 all-reduce of gradients; ddp-* are PyTorch's hooks, then Lion; "
         "terngrad and graddrop are followed by AdamW. With --every, one of "
         f"{', '.join(SCALED_RULES)}.",
-        show_default="majority; with --every scaled",
+        show_default=f"{DEFAULT_RULE}; with --every scaled",
     ),
 ]
 _Exchange = Annotated[

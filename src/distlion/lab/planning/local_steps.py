@@ -112,8 +112,8 @@ class LocalAdvice:
 
 
 PRICE = (
-    "Fewer votes cost progress: on text with 8 workers, AdamW with a vote every 8 steps ended 0.21 "
-    "nats behind DDP with AdamW after as many steps, every 32 steps 0.48."
+    "Fewer votes cost progress: on text with 8 workers, AdamW with a vote every 8 steps trailed "
+    "DDP with AdamW by 0.21 nats after as many steps, and every 32 steps by 0.48."
 )
 """From benchmarks/results/periods.md."""
 

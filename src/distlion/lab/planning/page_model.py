@@ -30,6 +30,7 @@ def build_page_model() -> dict[str, Any]:
         "delta_rule": _describe_rule(ScaledVote()),
         "periods": list(local_steps.PERIODS),
         "local_share": local_steps.SHARE,
+        "price": local_steps.PRICE,
         "site_rates": list(local_steps.SITE_RATES),
         "site_latencies_s": list(local_steps.SITE_LATENCIES_S),
         "threshold": planner.THRESHOLD,

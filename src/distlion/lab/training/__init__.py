@@ -2,7 +2,7 @@
 
 from distlion.lab.training.checkpoints import CHECKPOINTS_NAME, CheckpointSettings
 from distlion.lab.training.compare import CompareProgress, compare
-from distlion.lab.training.compare_settings import CompareSettings
+from distlion.lab.training.compare_settings import DEFAULT_METHODS, CompareSettings
 from distlion.lab.training.delta_worker import find_delta_rule
 from distlion.lab.training.local_workers import run_workers
 from distlion.lab.training.loop import Progress
@@ -11,6 +11,7 @@ from distlion.lab.training.presets import PRESETS, Preset, make_quick
 from distlion.lab.training.record import RECORD_NAME, Record
 from distlion.lab.training.run import FIGURE_NAME, train
 from distlion.lab.training.train_settings import (
+    DEFAULT_RULE,
     Overlap,
     PartitionName,
     Schedule,
@@ -24,6 +25,8 @@ __all__ = [
     "AUTO",
     "BASELINE_NAMES",
     "CHECKPOINTS_NAME",
+    "DEFAULT_METHODS",
+    "DEFAULT_RULE",
     "FIGURE_NAME",
     "METHOD_NAMES",
     "PRESETS",

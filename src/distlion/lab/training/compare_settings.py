@@ -12,11 +12,11 @@ from typing import Any
 from distlion.errors import InvalidArgumentError
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training.device import check_device
-from distlion.lab.training.methods import find_method
+from distlion.lab.training.methods import RECIPE, find_method
 from distlion.lab.training.run_settings import RunSettings
 from distlion.lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 
-_METHODS = ("majority-cautious-betas-90-95", "majority", "global-lion", "global-adamw")
+DEFAULT_METHODS = (RECIPE, "majority", "global-lion", "global-adamw")
 _WORKERS = (4, 8)
 _STEPS = 200
 # Warm-up and the time between evaluations are each this part of a run: a tenth.
@@ -95,7 +95,7 @@ class CompareSettings:
         one = {"eval_every": max(1, steps // _PARTS), **one}
         trained = TrainSettings.with_defaults(task, **one)
         settings = {name: getattr(trained, name) for name in shared} | {
-            "methods": _METHODS,
+            "methods": DEFAULT_METHODS,
             "workers": _WORKERS,
             "seeds": 3,
             "lrs": 3,

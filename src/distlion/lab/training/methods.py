@@ -38,6 +38,9 @@ from distlion.lab.training.weighed_votes import WEIGHED
 from distlion.lab.training.workers import LION_BETAS, VirtualVoting, VoteOptions, VotingWorker
 from distlion.optim import MomentumSync, lion_cub
 
+RECIPE = "majority-cautious-betas-90-95"
+"""The settings of the page "The recipe"."""
+
 
 def find_method(name: str) -> Method:
     """Return the method of a name in ``METHOD_NAMES``, for ``distlion compare``.
@@ -48,7 +51,7 @@ def find_method(name: str) -> Method:
     method = find_mean(name) or find_periodic(name) or WEIGHED.get(name) or _find_vote(name)
     if method is None:
         # Capital letters in a pattern are placeholders.
-        known = [*_list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
+        known = [RECIPE, *_list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
         form = describe_betas(name, of=WITH_BETAS) or describe_steps(name, of=PERIODIC_NAMES)
         hint = suggest(name, known, all_in="distlion compare --help")
         raise InvalidArgumentError(f"method {name!r} is unknown; {hint}{form}")
@@ -63,7 +66,7 @@ def find_rule(name: str) -> Method:
     """
     method = None if SYNC.fullmatch(name) else find_mean(name) or _find_vote(name)
     if method is None or method.start is None:
-        known = [*_list_plain_votes(), *BASELINE_NAMES, f"{LION_MEAN}-cautious"]
+        known = [RECIPE, *_list_plain_votes(), *BASELINE_NAMES, f"{LION_MEAN}-cautious"]
         form = describe_betas(name, of=WITH_BETAS)
         hint = suggest(name, known, all_in="distlion train --help")
         raise InvalidArgumentError(f"rule {name!r} is unknown; {hint}{form}")
@@ -125,6 +128,8 @@ def _vote(
         ),
         start=partial(VotingWorker.build, vote=vote) if momentum_sync is None else None,
         votes=True,
+        # Best of three rates on the embedded text; votes of noisy elements nearly cancel.
+        train_lr=(2 if vote["cautious"] else 1) * LION_LR,
     )
 
 

@@ -19,12 +19,11 @@ from distlion.lab.tasks import ByClass, Tokenizer
 from distlion.lab.training.delta_worker import DEFAULT_DELTA_RULE, find_delta_rule
 from distlion.lab.training.device import check_device
 from distlion.lab.training.method import Method
-from distlion.lab.training.methods import find_rule
+from distlion.lab.training.methods import RECIPE, find_rule
 from distlion.lab.training.workers import AUTO
 from distlion.optim import check_delay, check_every_steps
 
-DEFAULT_RULE = "majority-cautious-betas-90-95"
-"""The recipe's."""
+DEFAULT_RULE = RECIPE
 DEFAULT_WORKERS = 4
 DEFAULT_ALPHA = 0.1
 DEFAULT_STEP_TIMEOUT_S = 60.0

@@ -309,10 +309,10 @@ const planner = (() => {
     const enough = local.find((forecast) => forecast.step_s <= allowed) ?? local[local.length - 1];
     const text = `Vote every ${enough.every} steps, by distlion.LocalSteps(inner, every=${enough.every}): a step takes `
       + `${short(enough.step_s)} s on average. A vote in each step would take ${short(each)} s, an all-reduce `
-      + `${short(allReduce)} s.`;
+      + `${short(allReduce)} s. ${model.price}`;
     if (enough.step_s <= allowed) return advice(enough.every, text);
     const delay = Math.ceil(enough.vote_s / baseS(model, scenario));
-    const how = delay < enough.every ? `delay=${delay} hides it behind later steps.`
+    const how = delay < enough.every ? `delay=${delay} hides it behind later steps (not measured in training).`
       : `That is longer than ${enough.every - 1} steps, so that no delay hides all of it.`;
     return advice(enough.every, `${text} A vote takes ${short(enough.vote_s)} s even so. ${how}`);
   }
