@@ -51,10 +51,10 @@ def _lay_out(study: Study, records: Records) -> Iterator[Block]:
     yield _table_of_progress(records, study)
     yield Heading("Claims")
     yield Paragraph(
-        "Differences are method minus reference, in points of test error (images) or nats a byte "
-        "(text): mean ± standard deviation of the seeds, and the one-sided 95 % bounds by which "
-        "the protocol decides: its *on a par*, *ahead*, *behind* and *undecided* are *matches*, "
-        "*leads*, *trails* and *inconclusive* here. A match is an upper bound below "
+        "A difference is the method's result minus the reference's: mean ± standard deviation "
+        "over seeds, in points of test error for images and nats a byte for text. The protocol "
+        "decides by one-sided 95 % bounds. Its older words read *matches*, *leads*, *trails* and "
+        "*inconclusive* here. A match has an upper bound below "
         f"{MARGINS['images']:g} point or {MARGINS['text']:g} nats."
     )
     yield Table(
@@ -83,11 +83,11 @@ def _introduce(records: Records) -> str:
     dirty = sum(record["dirty"] for record in found)
     places = sorted({f"{record['cpu']}, torch {record['versions']['torch']}" for record in found})
     return (
-        f"{len(found)} runs, {hours:.1f} core-hours, on {'; '.join(places) or 'nothing yet'}; "
-        f"{dirty} of them from sources that were not committed. Computed from "
-        "`benchmarks/results/runs/` by `python benchmarks/study`, by the rules of "
-        "[protocol.md](../../docs/explanation/protocol.md). What says `not yet run` has fewer "
-        "seeds than the protocol wants, and decides nothing."
+        f"{len(found)} runs took {hours:.1f} core-hours on {'; '.join(places) or 'nothing yet'}. "
+        f"{dirty} of them had uncommitted sources. `python benchmarks/study` computes this page "
+        "from `benchmarks/results/runs/`, by the rules of the "
+        "[protocol](../../docs/explanation/protocol.md). `not yet run` means fewer seeds than the "
+        "protocol wants; such a row decides nothing."
     )
 
 

@@ -49,7 +49,7 @@ def _launch_all(
     *,
     is_split: bool,
 ) -> None:
-    """Launch a step's ops on a parameter of zeros that has whole tiles and a partial one."""
+    """Launch a step's ops on zeros that fill some tiles and part of one more."""
     dtype, exp_avg_dtype = dtypes
     slot = Slot("scratch", SCALE_BLOCK_ELEMENTS + 1, 0, 0)
     (bucket,) = fill_buckets(
