@@ -28,6 +28,9 @@ HIDDEN_PIXELS = """() => {
     return Math.round(furthest - window.innerWidth);
 }"""
 
+GIVEN_UP = "net::ERR_ABORTED"
+"""The next page opens before the last one has its icon. A missing icon is another failure."""
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
@@ -61,20 +64,25 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
+def name_failure(request: Any) -> str:
+    """Return what was asked for and why it failed."""
+    return f"{request.url}: {request.failure}"
+
+
 @pytest.mark.parametrize("device", WIDTHS)
 def test_pages_fit_and_the_console_is_clean(site: Path, browser: Any, device: str) -> None:
     page = browser.new_page(viewport={"width": WIDTHS[device], "height": 844})
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("requestfailed", lambda request: said.append(f"failed: {request.url}"))
+    page.on("requestfailed", lambda request: said.append(f"failed: {name_failure(request)}"))
     faults: list[str] = []
     pages = sorted((site / "docs").rglob("*.html"))
     for path in pages:
         said.clear()
         page.goto(path.as_uri())
         too_wide = page.evaluate(HIDDEN_PIXELS)
-        faults += [f"{path.stem}: {text}" for text in said]
+        faults += [f"{path.stem}: {text}" for text in said if not text.endswith(GIVEN_UP)]
         faults += [f"{path.stem}: {too_wide} pixels too wide"] if too_wide > 0 else []
     page.close()
     assert faults == []
