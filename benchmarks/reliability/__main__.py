@@ -15,6 +15,7 @@ import study_path  # noqa: F401
 import torch
 from archive import Records, require_evidence
 from gap import describe_gap, list_gap
+from option import EXCLUDING, ExcludingTrainer, describe_option, list_option
 from protocol import describe, list_open
 from runs import Reporter, RunConfig
 from sources import Data
@@ -36,10 +37,12 @@ def main(words: list[str] | None = None) -> None:
     def make(config: RunConfig) -> dict[str, object]:
         task, digest = data.build(config)
         trainer = UnequalTrainer if is_unequal(config) else WatchedTrainer
+        trainer = ExcludingTrainer if config.method == EXCLUDING else trainer
         return {"data": digest, **trainer(config, task, Reporter(config)).run()}
 
     def list_all() -> list[RunConfig]:
-        others = [run for run in list_unequal() + list_gap() if records.read(run.name) is None]
+        others = list_unequal() + list_gap() + list_option()
+        others = [run for run in others if records.read(run.name) is None]
         return others + list_open(records.read)
 
     if args.what == "run":
@@ -49,7 +52,8 @@ def main(words: list[str] | None = None) -> None:
     elif args.what == "open":
         print("\n".join(run.name for run in list_all()))
     else:
-        pages = (describe(records.read), describe_gap(records.read), describe_unequal(records.read))
+        writers = (describe, describe_gap, describe_option, describe_unequal)
+        pages = [write(records.read) for write in writers]
         (args.results / "reliability.md").write_text("\n".join(pages))
 
 

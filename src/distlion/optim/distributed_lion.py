@@ -80,6 +80,7 @@ class DistributedLion(VotingBase):
         nonfinite: Response to a gradient, direction or new momentum that is not finite: "raise" or
             "skip" the step on all workers, or "abstain": leave out that worker for that parameter.
         on_mismatch: "raise" where replicas differ, or "repair" from the majority of workers.
+        on_disagreement: "warn" of workers that differ from the majority, or "exclude" their votes.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
         rounding: "nearest", or "stochastic" for bfloat16, which otherwise loses small updates.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
@@ -99,9 +100,8 @@ class DistributedLion(VotingBase):
     Notes:
         ``step()`` is committed, or changes nothing and raises the same on every rank. After
         NonFiniteError, SparseGradientError, StepInputError and GradientChangedError training can go
-        on; after any other StepError this optimizer is dead. Ctrl-C waits for the end of a step. A
-        crash can leave workers one step apart, never inside a step. Buffers such as BatchNorm's are
-        not synchronized; see ``average_buffers``.
+        on; after any other StepError this optimizer is dead. A crash can leave workers one step
+        apart, never inside a step. Buffers (BatchNorm) are not averaged; see ``average_buffers``.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -130,6 +130,7 @@ class DistributedLion(VotingBase):
         overlap: bool | Literal["auto"] = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         on_mismatch: Literal["raise", "repair"] = "raise",
+        on_disagreement: Literal["warn", "exclude"] = "warn",
         clip_norm: ClipNorm | None = None,
         rounding: Literal["nearest", "stochastic"] = "nearest",
         exp_avg_dtype: torch.dtype | None = None,
@@ -147,6 +148,7 @@ class DistributedLion(VotingBase):
             overlap=overlap,
             nonfinite=nonfinite,
             on_mismatch=on_mismatch,
+            on_disagreement=on_disagreement,
             clip_norm=clip_norm,
             rounding=rounding,
             bucket_elements=bucket_elements,
@@ -238,8 +240,7 @@ class DistributedLion(VotingBase):
         session, inputs = self._session, self._gather_inputs()
         if session.overlap is not None:
             return session.overlap.finish(inputs)
-        turns = session.routing.turns
-        routes = turns[inputs.header.step % len(turns)]
+        routes = session.routing.take_turn(inputs.header.step)
         return inputs, cast_votes(routes, inputs, session.routing.clipper)
 
     def _gather_inputs(self) -> StepInputs:
@@ -267,6 +268,7 @@ class DistributedLion(VotingBase):
             wants_digest=session.gradients.steps_left > 0,
             note_norm=session.note_norm,
             after_encode=partial(self._fire, "after_encode", coins.step),
+            is_excluded=session.follow_up is not None and session.follow_up.excludes_this_worker,
         )
         return inputs if problem is None else inputs.refused(problem)
 
@@ -286,9 +288,7 @@ class DistributedLion(VotingBase):
         """Accumulate gradients; with overlap, put all but a step's last backward pass inside.
 
         Example:
-            >>> with optimizer.no_sync():
-            ...     model(first).loss.backward()
-            >>> model(second).loss.backward()
+            >>> with optimizer.no_sync(): ...  # all backward passes but the last one
         """
         return nullcontext() if self._session.overlap is None else self._session.overlap.pause()
 

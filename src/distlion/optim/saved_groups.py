@@ -8,7 +8,7 @@ from typing import Any
 
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.arguments import check_names
-from distlion.options import SELECTED_KEY
+from distlion.options import AGREEMENT_KEY, SELECTED_KEY, is_agreement
 from distlion.step import check_step
 
 WORKER_KEY = "worker"
@@ -16,7 +16,7 @@ WORKER_KEY = "worker"
 
 # Every Lion has these; each other optimizer of torch also has something else that is on.
 _OF_EVERY_LION = ("lr", "betas", "weight_decay")
-_OF_OURS = {"params", "param_names", "aggregation", "step", WORKER_KEY, SELECTED_KEY}
+_OF_OURS = {"params", "param_names", "aggregation", "step", WORKER_KEY, SELECTED_KEY, AGREEMENT_KEY}
 # Written by torch's schedulers.
 _SCHEDULED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 # Settings of how another library computes a Lion step.
@@ -225,6 +225,22 @@ def check_selections(groups: Sequence[Mapping[str, Any]]) -> None:
                 f"saved group {number} has {SELECTED_KEY} {shorten(selected)}. Expected 0 or 1 for "
                 f"each of its {len(group['params'])} parameters. Remove {SELECTED_KEY} from the "
                 "saved groups, after which all are averaged"
+            )
+
+
+def check_agreements(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Check that running agreements of workers are numbers from 0 to 1 by the workers' ids.
+
+    Raises:
+        CheckpointError: They are not.
+    """
+    for number, group in enumerate(groups):
+        kept = group.get(AGREEMENT_KEY, {})
+        if not is_agreement(kept):
+            raise CheckpointError(
+                f"saved group {number} has {AGREEMENT_KEY} {shorten(kept)}. Expected a number from "
+                f"0 to 1 for each worker, by its id as text. Remove {AGREEMENT_KEY} from the saved "
+                "groups, after which all workers begin alike"
             )
 
 

@@ -14,6 +14,7 @@ from distlion.aggregation import Aggregation, TernaryVote, list_worker_state, pa
 from distlion.errors import CheckpointError, DistlionError
 from distlion.optim.saved_groups import (
     WORKER_KEY,
+    check_agreements,
     check_division,
     check_ids,
     check_selections,
@@ -209,6 +210,7 @@ def fill_absent_keys(
     check_division(state_dict["param_groups"], groups)
     saved_groups = take_lions(state_dict["param_groups"], state, groups)
     check_selections(saved_groups)
+    check_agreements(saved_groups)
     for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
             # A momentum may be left from before its parameter was frozen.

@@ -10,11 +10,11 @@ from distlion.options.clipping import (
     plan_norms,
 )
 from distlion.options.diagnostics import Diagnosis, Examiner
-from distlion.options.follow_up import FollowUp
+from distlion.options.exclusion import AGREEMENT_KEY, is_agreement
+from distlion.options.follow_up import FollowUp, describe_kept
 from distlion.options.momentum_stage import (
     SELECTED_KEY,
     MomentumStage,
-    describe_selection,
     fill_selection,
 )
 from distlion.options.momentum_sync import MomentumSync
@@ -28,6 +28,7 @@ from distlion.options.shard_pieces import ShardPieces
 from distlion.options.sharding import Sharding, find_sharding
 
 __all__ = [
+    "AGREEMENT_KEY",
     "PIECE_UNIT_ELEMENTS",
     "SELECTED_KEY",
     "ClipNorm",
@@ -52,9 +53,10 @@ __all__ = [
     "check_newcomers",
     "clip_alone",
     "clip_together",
-    "describe_selection",
+    "describe_kept",
     "fill_selection",
     "find_sharding",
+    "is_agreement",
     "make_clip_alone",
     "plan_norms",
 ]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from distlion.errors import InvalidArgumentError
 from distlion.exchange import plan_sample
 from distlion.kernels import Segment
+from distlion.options.exclusion import AGREEMENT_KEY, Exclusion
 from distlion.options.reliability import Counts, ReliabilityWatch, count_agreement
 from distlion.options.sample import draw_sample, measure_coherence, place_sample
+from distlion.options.settings import Settings
 from distlion.step import VotingParam, count_turns, read_together
 from distlion.transport import ByteCount
-from distlion.vote import ParameterReply
+from distlion.vote import ParameterReply, Roster
 
 # Number of measurements kept for each parameter.
 _KEPT_MEASURES = 1000
@@ -28,7 +32,7 @@ ABSENT = math.nan
 class Diagnosis:
     """The workers' agreement on one parameter in one step.
 
-    Equation, for each element, over the n votes of the workers present, repeated by weight:
+    Equation, for each element, over the n votes of the workers that count, repeated by weight:
         margin = |sum_i sign(c_i)| / n    tie: sum_i sign(c_i) = 0
         agreement: sign(S) = sign(sum_i c_i), where the latter is not 0: what global Lion would do
         coherence = ||mean_i m_i||^2 / mean_i ||m_i||^2, before the step
@@ -45,6 +49,7 @@ class Diagnosis:
             of the elements where it has a direction and the others are not tied, the share on which
             both have one sign. Each worker counts once, whatever its weight. None for a worker that
             is absent or has no such element. With two workers, both have the same number.
+        excluded: Workers whose votes did not count, with ``on_disagreement="exclude"``.
     """
 
     step: int
@@ -54,6 +59,7 @@ class Diagnosis:
     agreement: float
     coherence: float
     agreement_of: tuple[float | None, ...]
+    excluded: tuple[int, ...] = ()
 
 
 class Examiner:
@@ -65,7 +71,8 @@ class Examiner:
         voters: Ids of the workers that vote, in rank order.
         seed: Seed of the sample, equal on all workers.
         earlier: An examiner of fewer parameters, whose findings are kept.
-        counted_rows: Rows of workers, each as often as its vote counts; None if all count once.
+        counted_rows: Rows of workers, each as often as its vote counts.
+        exclusion: The workers whose votes do not count; None if all count.
     """
 
     def __init__(
@@ -76,19 +83,75 @@ class Examiner:
         voters: tuple[int, ...],
         seed: int,
         earlier: Examiner | None,
-        counted_rows: Sequence[int] | None = None,
+        counted_rows: Sequence[int],
+        exclusion: Exclusion | None = None,
     ) -> None:
         self._every = every
         self._params, self._n_turns = params, count_turns(params)
         self._voters, self._counted_rows = voters, counted_rows
+        self._exclusion = exclusion
         self._sample = draw_sample(params, seed)
         self._places = place_sample(self._sample, params)
         found = [] if earlier is None else earlier.found
         self._found: deque[Diagnosis] = deque(found, maxlen=_KEPT_MEASURES * len(params))
-        self._watch = ReliabilityWatch(len(voters))
+        self._watch = ReliabilityWatch(len(voters), excludes=exclusion is not None)
         # Other workers than before begin anew.
         if earlier is not None and earlier._voters == voters:
             self._watch = earlier._watch
+
+    @classmethod
+    def build(
+        cls,
+        settings: Settings,
+        roster: Roster,
+        groups: Sequence[dict[str, Any]],
+        params: Sequence[VotingParam],
+        *,
+        earlier: Examiner | None,
+    ) -> Examiner | None:
+        """Build the diagnosis from the settings; None for none.
+
+        Args:
+            settings: The optimizer's settings.
+            roster: The workers that vote.
+            groups: Its param groups, where running agreements are kept.
+            params: As for the class.
+            earlier: As for the class.
+
+        Raises:
+            InvalidArgumentError: Votes of disagreeing workers are to be left out, under a rule that
+                counts what they sent before.
+        """
+        excludes = settings.on_disagreement == "exclude"
+        if not excludes and groups:
+            groups[0].pop(AGREEMENT_KEY, None)
+        if settings.diagnose_every is None:
+            return None
+        stateful = next((param for param in params if param.rule.worker_state), None)
+        if excludes and stateful is not None:
+            raise InvalidArgumentError(
+                f"on_disagreement='exclude', and {stateful.name} is voted on by {stateful.rule!r}, "
+                "which counts what a worker sent in earlier steps too. Expected a rule without "
+                "memory, such as MajorityVote(). Or use on_disagreement='warn'"
+            )
+        return cls(
+            settings.diagnose_every,
+            params,
+            voters=roster.ids,
+            seed=settings.seed,
+            earlier=earlier,
+            counted_rows=roster.counted_rows,
+            exclusion=Exclusion(groups, roster.ids) if excludes else None,
+        )
+
+    @property
+    def excluded(self) -> frozenset[int]:
+        """The workers whose next votes do not count, by place."""
+        return frozenset() if self._exclusion is None else self._exclusion.find_excluded()
+
+    def excludes(self, voter: int) -> bool:
+        """Return whether a worker's next votes do not count, by its id."""
+        return self._voters.index(voter) in self.excluded
 
     @property
     def found(self) -> list[Diagnosis]:
@@ -138,7 +201,8 @@ class Examiner:
             rows: ``list_numbers`` of every worker, in rank order.
             replies: Replies for all listed parameters.
         """
-        at, counts = 0, []
+        at, counts, excluded = 0, [], self.excluded
+        counted = [row for row in self._counted_rows if row not in excluded]
         for reply in sorted(replies, key=lambda each: each.position):
             index = self._sample[reply.position]
             n = len(index)
@@ -146,13 +210,14 @@ class Examiner:
             at += 2 * n
             updates = reply.read(index.to(reply.packed.device))
             counts.append(count_agreement([row[:n] for row in mine]))
-            if self._counted_rows is not None:
-                mine = [mine[row] for row in self._counted_rows]
+            mine = [mine[row] for row in counted]
             name = self._params[reply.position].name
             found = diagnose(step, name, mine, updates, counts=counts[-1])
             if found is not None:
-                self._found.append(found)
+                self._found.append(replace(found, excluded=tuple(sorted(excluded))))
         self._watch.observe(step, counts)
+        if self._exclusion is not None:
+            self._exclusion.observe(step, counts)
 
     def warn(self) -> None:
         """Warn of workers that disagree with the others, each once; between steps."""

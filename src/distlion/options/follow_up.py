@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,12 @@ from distlion.errors import UnsupportedTypeError
 from distlion.exchange import AllReduce, Exchange, Header, Verdict, gather_sample
 from distlion.kernels import Kernels, Segment
 from distlion.options.diagnostics import Diagnosis, Examiner
-from distlion.options.momentum_stage import AveragedMomenta, MomentumStage
+from distlion.options.exclusion import describe_agreement
+from distlion.options.momentum_stage import (
+    AveragedMomenta,
+    MomentumStage,
+    describe_selection,
+)
 from distlion.options.settings import Settings
 from distlion.step import CastVote, Ranks, VotingParam
 from distlion.transport import ByteCount, Transport
@@ -82,30 +87,36 @@ class FollowUp:
             earlier: A follow-up of fewer parameters, whose diagnoses are kept.
 
         Raises:
-            InvalidArgumentError: ``momentum_sync`` selects nothing.
+            InvalidArgumentError: ``momentum_sync`` selects nothing, or ``on_disagreement`` does not
+                suit a rule.
+            UnsupportedTypeError: ``on_disagreement`` or ``momentum_sync`` does not suit ranks that
+                act as one worker.
         """
         n_voters, seed = ranks.roster.n_voters, settings.seed
-        momenta = examiner = None
+        momenta = None
         if settings.momentum_sync is not None:
             _refuse_copies(params)
             momenta = MomentumStage(
                 settings.momentum_sync, groups, params, n_workers=n_voters, seed=seed
             )
-        if settings.diagnose_every is not None:
-            before = None if earlier is None else earlier._examiner
-            examiner = Examiner(
-                settings.diagnose_every,
-                params,
-                voters=ranks.roster.ids,
-                seed=seed,
-                earlier=before,
-                counted_rows=ranks.roster.counted_rows if ranks.roster.is_weighted else None,
+        if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:
+            raise UnsupportedTypeError(
+                f"on_disagreement='exclude', and {len(ranks.inside)} ranks act as one worker "
+                "(nodes= or shards), of which each compares only its part of the parameters. "
+                "Expected workers of one rank. Use on_disagreement='warn'"
             )
+        before = None if earlier is None else earlier._examiner
+        examiner = Examiner.build(settings, ranks.roster, groups, params, earlier=before)
         if n_voters == 1 or (momenta is None and examiner is None):
             return None
         # "auto" chooses for buckets of votes only.
         pattern = AllReduce() if settings.exchange == "auto" else settings.exchange
         return cls(pattern, ranks.voter, groups, params, momenta=momenta, examiner=examiner)
+
+    @property
+    def excludes_this_worker(self) -> bool:
+        """True if this worker's next votes do not count."""
+        return self._examiner is not None and self._examiner.excludes(self._voter)
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
@@ -180,6 +191,11 @@ class FollowUp:
         """Warn of workers that the diagnoses name, each once; after a step, which is then whole."""
         if self._examiner is not None:
             self._examiner.warn()
+
+
+def describe_kept(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List a line for each thing that averages and diagnoses keep in param groups."""
+    return describe_selection(groups) + describe_agreement(groups)
 
 
 def _refuse_copies(params: Sequence[VotingParam]) -> None:

@@ -15,7 +15,7 @@ LOOKS = 100
 """A worker is judged by its mean agreement in so many of its last diagnosed steps."""
 LARGEST_GAP = 0.05
 """A worker's mean may be this much below the median worker's. All means fall late in a run."""
-_LEAST_WORKERS = 3
+LEAST_WORKERS = 3
 """Of two that disagree, nobody knows which one is wrong."""
 
 Counts = Sequence[tuple[int, int]]
@@ -42,6 +42,18 @@ def count_agreement(rows: Sequence[Sequence[float]]) -> Counts:
     return list(zip(agreed, compared, strict=True))
 
 
+def share_agreement(counts: Sequence[Counts], n_workers: int) -> list[float | None]:
+    """Return each worker's agreement on all parameters together; None without elements to compare.
+
+    Args:
+        counts: For each parameter of a step, ``count_agreement``.
+        n_workers: Workers that vote.
+    """
+    agreed = [sum(each[worker][0] for each in counts) for worker in range(n_workers)]
+    compared = [sum(each[worker][1] for each in counts) for worker in range(n_workers)]
+    return [part / whole if whole else None for part, whole in zip(agreed, compared, strict=True)]
+
+
 class ReliabilityWatch:
     """Name workers that agree with the others clearly less than the median worker does; each once.
 
@@ -55,9 +67,11 @@ class ReliabilityWatch:
 
     Args:
         n_workers: Workers that vote.
+        excludes: Whether votes of such workers do not count, as ``Exclusion`` decides.
     """
 
-    def __init__(self, n_workers: int) -> None:
+    def __init__(self, n_workers: int, *, excludes: bool = False) -> None:
+        self._excludes = excludes
         self._shares = [deque[float](maxlen=LOOKS) for _ in range(n_workers)]
         self._named: set[int] = set()
         self._step = 0
@@ -70,11 +84,11 @@ class ReliabilityWatch:
             counts: For each parameter of the step, ``count_agreement``.
         """
         self._step = step
-        for worker, shares in enumerate(self._shares):
-            agreed = sum(each[worker][0] for each in counts)
-            compared = sum(each[worker][1] for each in counts)
-            if compared > 0:
-                shares.append(agreed / compared)
+        for shares, share in zip(
+            self._shares, share_agreement(counts, len(self._shares)), strict=True
+        ):
+            if share is not None:
+                shares.append(share)
 
     def warn(self) -> None:
         """Warn of workers that have not been named before, if there are any."""
@@ -83,7 +97,7 @@ class ReliabilityWatch:
             for worker, shares in enumerate(self._shares)
             if len(shares) == LOOKS
         }
-        if len(means) < _LEAST_WORKERS:
+        if len(means) < LEAST_WORKERS:
             return
         usual = median(means.values())
         low = {
@@ -100,7 +114,7 @@ class ReliabilityWatch:
             f"elements compared, mean of the last {LOOKS} diagnoses up to step {self._step}. The "
             f"median worker agrees on {usual:.1%}; expected at most {100 * LARGEST_GAP:g} points "
             "less. Look for a flipped sign of the loss, wrong labels or faulty hardware there. A "
-            "worker with other data, or with smaller batches, looks the same. Its votes count as "
-            "before."
+            "worker with other data, or with smaller batches, looks the same. Its votes "
+            + ("do not count for as long as this lasts." if self._excludes else "count as before.")
         )
         warn_user(DisagreeingWorkersWarning(message, workers=tuple(low)))

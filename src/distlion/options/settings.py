@@ -36,6 +36,7 @@ class Settings:
     step_timeout_s: float
     seed: int
     weight: int = 1
+    on_disagreement: Literal["warn", "exclude"] = "warn"
 
     def __post_init__(self) -> None:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
@@ -62,6 +63,7 @@ class Settings:
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
         check_choice("on_mismatch", self.on_mismatch, ("raise", "repair"))
+        self._check_exclusion()
         check_choice("rounding", self.rounding, ("nearest", "stochastic"))
         for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
             value = getattr(self, name)
@@ -93,6 +95,26 @@ class Settings:
         if self.nodes is None or world_size == 1:
             return 1
         return self.nodes.resolve(world_size)
+
+    def _check_exclusion(self) -> None:
+        check_choice("on_disagreement", self.on_disagreement, ("warn", "exclude"))
+        if self.on_disagreement == "warn":
+            return
+        if self.diagnose_every is None:
+            raise InvalidArgumentError(
+                "on_disagreement='exclude' without diagnose_every=, which compares workers. "
+                "Expected a number of steps between two comparisons. Add diagnose_every=10"
+            )
+        for name, travels in (
+            ("momentum_sync", self.momentum_sync is not None),
+            ("clip_norm", self.clip_norm is not None and self.clip_norm.scope == "global"),
+        ):
+            if travels:
+                raise InvalidArgumentError(
+                    f"on_disagreement='exclude' and {name}={getattr(self, name)!r}, which is a "
+                    "mean over all workers, those whose votes do not count included. Expected one "
+                    f"of them. Leave {name} out"
+                )
 
     def _check_momenta_travel(self) -> None:
         if (

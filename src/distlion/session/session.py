@@ -23,7 +23,7 @@ from distlion.options import (
     Settings,
     Sharding,
     ShardPieces,
-    describe_selection,
+    describe_kept,
     find_sharding,
     make_clip_alone,
 )
@@ -248,7 +248,7 @@ class Session:
         """Meet all ranks, which must load these param groups, and momenta with the same cuts."""
         lines = [*self.fingerprint.list_lines(groups), *cuts]
         if self.ranks.node_size == 1:  # each rank of a node has its own selection
-            lines += describe_selection(groups)
+            lines += describe_kept(groups)
         next_step = int(groups[0]["step"])
         self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
 

@@ -51,6 +51,7 @@ OF_THE_WHOLE = frozenset(
         "momentum_sync",
         "nodes",
         "nonfinite",
+        "on_disagreement",
         "on_mismatch",
         "overlap",
         "process_group",

@@ -233,7 +233,7 @@ def cast_vote(
         # A GradScaler may know that something overflowed, but not what.
         position = -1 if inputs.found_inf else route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
-    present = [segment.grad is not None for segment in segments]
+    votes, present = _list_cast(route, segments, votes, inputs)
     if faults.armed:
         inputs.after_encode()
     changed = draft.find_changed()
@@ -245,6 +245,15 @@ def cast_vote(
         header = completion.complete(header, *flags)
     reply = yield from route.exchange(header, votes, present, inputs.coins)
     return CastVote(replace(draft, segments=segments), reply)
+
+
+def _list_cast(
+    route: Route, segments: Sequence[Segment], votes: Tensor, inputs: StepInputs
+) -> tuple[Tensor, Sequence[bool]]:
+    """Return the vote, and the parameters that it is for: none for a worker that is left out."""
+    if inputs.is_excluded:
+        votes, *_ = route.encode([], inputs.coins)
+    return votes, [segment.grad is not None and not inputs.is_excluded for segment in segments]
 
 
 def _encode(

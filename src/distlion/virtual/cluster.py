@@ -59,7 +59,7 @@ class VirtualCluster(VotingBase):
         params: As for ``DistributedLion``, frozen ones too.
         lr, betas, weight_decay, cautious, aggregation: Likewise.
         momentum_sync, clip_norm, rounding, exp_avg_dtype: Likewise.
-        bucket_elements, diagnose_every, seed: Likewise.
+        bucket_elements, diagnose_every, on_disagreement, seed: Likewise.
         workers: N, 1 or more.
         weights: The number of times that each worker's vote counts, as ``weight`` of
             ``DistributedLion``; None: once each.
@@ -108,6 +108,7 @@ class VirtualCluster(VotingBase):
         exp_avg_dtype: torch.dtype | None = None,
         bucket_elements: int | None = None,
         diagnose_every: int | None = None,
+        on_disagreement: Literal["warn", "exclude"] = "warn",
         seed: int = 0,
     ) -> None:
         self._grad_norms: dict[int, float] | None = None
@@ -125,6 +126,7 @@ class VirtualCluster(VotingBase):
             bucket_elements=bucket_elements,
             check_every=None,
             diagnose_every=diagnose_every,
+            on_disagreement=on_disagreement,
             init_timeout_s=1,
             step_timeout_s=1,
             seed=seed,

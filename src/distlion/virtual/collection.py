@@ -41,6 +41,7 @@ class Collection:
         self._workers: set[int] = set()
         self._held: dict[int, Grads] = {}
         self._samples: dict[int, list[float]] = {}
+        self._excluded = frozenset() if layout.examiner is None else layout.examiner.excluded
         self._has_moved = False
         self.is_torn = False
         self.grad_norms: dict[int, float] = {}
@@ -120,7 +121,10 @@ class Collection:
         for route in self.routes:
             # Not before all are encoded, since _refuse may raise.
             present = [segments[param.position].grad is not None for param in route.params]
-            route.note(worker, present)
+            if worker in self._excluded:
+                route.leave_out(worker)
+            else:
+                route.note(worker, present)
         self._note_sample(worker, segments)
         for route in self.routes:
             mine = [segments[param.position] for param in route.params]

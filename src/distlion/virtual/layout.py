@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class ClusterLayout:
         settings: Settings,
         roster: Roster,
         params: Sequence[VotingParam],
-        groups: Sequence[Mapping[str, Any]],
+        groups: Sequence[dict[str, Any]],
         *,
         earlier: Examiner | None,
     ) -> ClusterLayout:
@@ -58,22 +58,14 @@ class ClusterLayout:
             n_shards=n_workers,
             bucket_elements=settings.bucket_limit,
         )
-        seed, momenta, examiner = settings.seed, None, None
+        seed, momenta = settings.seed, None
         if settings.momentum_sync is not None:
             # Made for a single worker too, to refuse patterns that select nothing.
             stage = MomentumStage(
                 settings.momentum_sync, groups, params, n_workers=n_workers, seed=seed
             )
             momenta = stage if n_workers > 1 else None
-        if settings.diagnose_every is not None and n_workers > 1:
-            examiner = Examiner(
-                settings.diagnose_every,
-                params,
-                voters=roster.ids,
-                seed=seed,
-                earlier=earlier,
-                counted_rows=roster.counted_rows if roster.is_weighted else None,
-            )
+        examiner = Examiner.build(settings, roster, groups, params, earlier=earlier)
         routes = []
         if n_workers > 1:
             routes = [VirtualRoute(bucket, params, roster) for bucket in buckets]
@@ -82,6 +74,7 @@ class ClusterLayout:
                 shape = route.rule.shape(route.bucket, roster.n_votes)
                 settings.exchange.check_carries(shape, route.rule)
         n_turns = count_turns(params)
+        examiner = examiner if n_workers > 1 else None
         return cls(settings, roster, params, buckets, momenta, examiner, routes, n_turns)
 
     @property

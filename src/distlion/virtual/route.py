@@ -68,6 +68,10 @@ class VirtualRoute:
         self._workers[worker].note()
         self.present[worker] = torch.tensor(present, dtype=torch.bool)
 
+    def leave_out(self, worker: int) -> None:
+        """Let a worker's vote not count."""
+        self._votes[worker].zero_()
+
     def count(self, coins: Coins) -> Tensor:
         """Return the reply as bytes."""
         self._hear()

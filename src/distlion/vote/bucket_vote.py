@@ -148,6 +148,14 @@ class BucketVote:
         """
         reply = self.read_reply(payload)
         kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
+        # Momenta of a worker that is left out move too where nobody else has a vote.
+        alone = [
+            segment
+            for segment, n_votes in zip(segments, present, strict=True)
+            if not n_votes and segment.grad is not None
+        ]
+        if alone:
+            kernels.update_momentum(alone, [1] * len(alone))
         self.note()
 
     def apply(

@@ -1,0 +1,126 @@
+"""The option that leaves out workers who disagree, beside the majority of the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import fmean, stdev
+from typing import Any
+
+import study_path  # noqa: F401
+from cells import SEEDS, Cell
+from plan import IMAGES
+from protocol import (
+    CONDITIONS,
+    FLIPPERS,
+    MAJORITY,
+    RATES,
+    WORKERS,
+    Condition,
+    Find,
+    compare,
+    find_all,
+    name_condition,
+    score,
+)
+from runs import RunConfig, Task, Trainer
+from schedule import DECAY_PER_STEP
+
+from distlion.lab.training.workers import LION_BETAS, VirtualVoting
+from distlion.virtual import VirtualCluster
+
+EXCLUDING = "excluding"
+EVERY = 10
+
+
+def list_excluding(condition: Condition) -> list[RunConfig]:
+    """Return the runs of one row, by seed."""
+    alpha, flippers = condition
+    factor = -1.0 if flippers else 1.0
+    cell = Cell(IMAGES, EXCLUDING, WORKERS, alpha=alpha, attackers=flippers, factor=factor)
+    return [cell.config(RATES[alpha], seed, is_tuning=False) for seed in SEEDS]
+
+
+def list_option() -> list[RunConfig]:
+    """Return all runs, all conditions of a seed before the next seed."""
+    by_seed = zip(*map(list_excluding, CONDITIONS), strict=True)
+    return [run for runs in by_seed for run in runs]
+
+
+class ExcludingTrainer(Trainer):
+    """Train by ``on_disagreement="exclude"``; the record has each worker's excluded share."""
+
+    def __init__(self, config: RunConfig, task: Task, observe: Callable[[int], None]) -> None:
+        super().__init__(replace(config, method=MAJORITY), task, observe)
+        self._config = config
+        self._cluster = VirtualCluster(
+            self._model.named_parameters(),
+            config.lr,
+            LION_BETAS,
+            workers=config.workers,
+            weight_decay=DECAY_PER_STEP / config.lr,
+            diagnose_every=EVERY,
+            on_disagreement="exclude",
+            seed=config.seed,
+        )
+        self._method = VirtualVoting(self._cluster, rounds=1)
+
+    def run(self) -> dict[str, Any]:
+        """Return the record."""
+        record, workers = super().run(), range(self._config.workers)
+        found = self._cluster.diagnostics()
+        shares = [fmean(worker in each.excluded for each in found) for worker in workers]
+        return {**record, "excluded": shares}
+
+
+def judge(find: Find, condition: Condition) -> str:
+    """Return "better", "worse" or "inconclusive" beside the majority; "open" without all runs."""
+    own, other = _find_all(find, condition), find_all(find, MAJORITY, condition)
+    if not (own and other):
+        return "open"
+    return compare([score(each) for each in own], [score(each) for each in other])
+
+
+def decide_option(find: Find) -> str:
+    """Return "ship" if it helps against flippers on even data and harms nowhere, or "reject"."""
+    verdicts = {condition: judge(find, condition) for condition in CONDITIONS}
+    if "open" in verdicts.values():
+        return "open"
+    helps = all(verdicts[None, flippers] == "better" for flippers in FLIPPERS if flippers)
+    return "ship" if helps and "worse" not in verdicts.values() else "reject"
+
+
+def describe_option(find: Find) -> str:
+    """Write the table of the option."""
+    lines = [
+        "## The option",
+        "",
+        '`on_disagreement="exclude"`, looks every 10 steps. Test accuracy in %, and the share of',
+        "looks at which votes of a worker did not count: flippers, and the honest worker that was",
+        "left out most.",
+        "",
+        "| data | majority | option | flippers left out | honest, at most |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for condition in CONDITIONS:
+        flippers, own = condition[1], _find_all(find, condition)
+        if not own:
+            lines.append(f"| {name_condition(condition)} | open | open | open | open |")
+            continue
+        cells = [_show(find_all(find, MAJORITY, condition))]
+        cells.append(f"{_show(own)}, {judge(find, condition)}")
+        gone = [share for each in own for share in each["excluded"][:flippers]]
+        cells.append(f"{100 * fmean(gone):.0f} %" if gone else "")
+        cells.append(f"{100 * max(s for each in own for s in each['excluded'][flippers:]):.0f} %")
+        lines.append(f"| {name_condition(condition)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Decided: {decide_option(find)}.", ""])
+
+
+def _find_all(find: Find, condition: Condition) -> list[dict[str, Any]]:
+    records = [find(run.name) for run in list_excluding(condition)]
+    return [each for each in records if each] if all(records) else []
+
+
+def _show(records: list[dict[str, Any]]) -> str:
+    found = [score(record) for record in records]
+    return f"{fmean(found):.1f} ± {stdev(found):.1f}" if found else "open"
