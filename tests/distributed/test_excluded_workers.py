@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.step.flat_route import FlatRoute
 
 pytestmark = pytest.mark.distributed
 
@@ -25,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "doubling": {"exchange": distlion.RecursiveDoubling()},
     "overlap": {"overlap": True, "bucket_elements": 100},
     "abstain": {"nonfinite": "abstain"},
+    "full": {"aggregation": distlion.FullPrecision()},
     "weights": {"weight": 2},
 }
 
@@ -63,8 +65,16 @@ def snapshot(params: dict[str, nn.Parameter], momenta: list[Tensor]) -> list[lis
 
 
 def train(rank: int, world_size: int) -> dict[str, Any]:
-    """Train each case; return bits, who was left out, and bytes planned and sent."""
-    found = {}
+    """Train each case; return bits, who was left out, and whether votes had bits."""
+    found, exchange = {}, FlatRoute.exchange
+    cast: list[bool] = []
+
+    def note(route: FlatRoute, header: Any, votes: Tensor, *rest: Any) -> Any:
+        if header.step == 24:
+            cast.append(bool(votes.any()))
+        return exchange(route, header, votes, *rest)
+
+    FlatRoute.exchange = note  # type: ignore[method-assign]
     for name, options in CASES.items():
         params = make_params()
         optimizer = distlion.DistributedLion(
@@ -79,6 +89,7 @@ def train(rank: int, world_size: int) -> dict[str, Any]:
         optimizer.verify_replicas()
         momenta = [optimizer.state[param]["exp_avg"] for param in params.values()]
         excluded = [each.excluded for each in optimizer.diagnostics()]
+        assert set(cast) == {rank != FLIPPER}
         found[name] = (snapshot(params, momenta), excluded)
     return found
 

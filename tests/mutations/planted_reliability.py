@@ -7,6 +7,8 @@ from planted import Mutation
 WATCH, WEIGHED = "options/reliability.py", "lab/training/weighed_votes.py"
 LOOKS = ("options/test_reliability.py",)
 LAB = ("lab/training/test_weighed_votes.py",)
+EXCLUSION, OUT = "options/exclusion.py", ("options/test_exclusion.py",)
+REAL = ("distributed/test_excluded_workers.py",)
 
 RELIABILITY = (
     Mutation(
@@ -54,8 +56,8 @@ RELIABILITY = (
     Mutation(
         "agreement: a step without a vote is a look",
         WATCH,
-        "if compared > 0:",
-        "if compared >= 0:",
+        "part / whole if whole else None",
+        "part / max(1, whole)",
         LOOKS,
     ),
     Mutation(
@@ -68,8 +70,8 @@ RELIABILITY = (
     Mutation(
         "agreement: of two workers both are named",
         WATCH,
-        "_LEAST_WORKERS = 3",
-        "_LEAST_WORKERS = 2",
+        "LEAST_WORKERS = 3",
+        "LEAST_WORKERS = 2",
         LOOKS,
     ),
     Mutation(
@@ -82,8 +84,8 @@ RELIABILITY = (
     Mutation(
         "agreement: looks of one parameter are judged",
         WATCH,
-        "agreed = sum(each[worker][0] for each in counts)",
-        "agreed = sum(each[worker][0] for each in counts[:1])",
+        "agreed = [sum(each[worker][0] for each in counts)",
+        "agreed = [sum(each[worker][0] for each in counts[:1])",
         LOOKS,
     ),
     Mutation(
@@ -141,5 +143,138 @@ RELIABILITY = (
         "self.agreement.mul_(DECAY)",
         "self.agreement.mul_(0.0)",
         LAB,
+    ),
+    Mutation(
+        "excluded: a running agreement begins at 0",
+        EXCLUSION,
+        "_FIRST = 0.5",
+        "_FIRST = 0.0",
+        OUT,
+    ),
+    Mutation(
+        "excluded: a running agreement forgets faster",
+        EXCLUSION,
+        "_DECAY = 0.95",
+        "_DECAY = 0.9",
+        OUT,
+    ),
+    Mutation(
+        "excluded: who agrees most is left out",
+        EXCLUSION,
+        "if mean < least",
+        "if mean > least + 2 * LARGEST_GAP",
+        OUT,
+    ),
+    Mutation(
+        "excluded: one of two is left out",
+        EXCLUSION,
+        "if len(means) < LEAST_WORKERS:",
+        "if len(means) < 2:",
+        OUT,
+    ),
+    Mutation(
+        "excluded: a worker that joins begins at one half",
+        EXCLUSION,
+        "first = median(known) if known else _FIRST",
+        "first = _FIRST",
+        OUT,
+    ),
+    Mutation(
+        "excluded: agreements go by place",
+        EXCLUSION,
+        "[str(voter) for voter in voters]",
+        "[str(place) for place, _ in enumerate(voters)]",
+        OUT,
+    ),
+    Mutation(
+        "excluded: a state that was taken changes later",
+        EXCLUSION,
+        "self._groups[0][AGREEMENT_KEY] = dict(zip(self._names, means, strict=True))",
+        "self._groups[0].setdefault(AGREEMENT_KEY, {}).update(zip(self._names, means))",
+        OUT,
+    ),
+    Mutation(
+        "excluded: any agreement is loaded",
+        EXCLUSION,
+        "isinstance(mean, float) and 0 <= mean <= 1",
+        "isinstance(mean, float)",
+        OUT,
+    ),
+    Mutation(
+        "excluded: a state keeps agreements that nobody measures",
+        "options/diagnostics.py",
+        "groups[0].pop(AGREEMENT_KEY, None)",
+        "pass",
+        OUT,
+    ),
+    Mutation(
+        "excluded: feedback counts on",
+        "options/diagnostics.py",
+        "if excludes and stateful is not None:",
+        "if False:",
+        OUT,
+    ),
+    Mutation(
+        "excluded: margins count all",
+        "options/diagnostics.py",
+        "if row not in excluded]",
+        "]",
+        OUT,
+    ),
+    Mutation(
+        "excluded: who is left out is asked by place",
+        "options/diagnostics.py",
+        "return self._voters.index(voter) in self.excluded",
+        "return voter - 1 in self.excluded",
+        REAL,
+    ),
+    Mutation(
+        "excluded: a vote is sent, but says that it is none",
+        "step/vote.py",
+        "        votes, *_ = route.encode([], inputs.coins)\n    return votes, [",
+        "        pass\n    return votes, [",
+        REAL,
+    ),
+    Mutation(
+        "excluded: a vote of zeros counts",
+        "step/vote.py",
+        "segment.grad is not None and not inputs.is_excluded",
+        "segment.grad is not None",
+        REAL,
+    ),
+    Mutation(
+        "excluded: a momentum stands still where nobody else votes",
+        "vote/bucket_vote.py",
+        "        if alone:\n",
+        "        if False:\n",
+        REAL,
+    ),
+    Mutation(
+        "excluded: a virtual vote of zeros counts",
+        "virtual/collection.py",
+        "if worker in self._excluded:",
+        "if False:",
+        OUT,
+    ),
+    Mutation(
+        "excluded: a virtual vote is kept",
+        "virtual/route.py",
+        "        self._votes[worker].zero_()\n",
+        "        pass\n",
+        OUT,
+    ),
+    Mutation(
+        "excluded: ranks of a node are left out one by one",
+        "options/follow_up.py",
+        'if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:',
+        "if False:",
+        REAL,
+    ),
+    Mutation(
+        "excluded: other workers take over who was left out",
+        "checkpoint/reader.py",
+        "joined[0].pop(AGREEMENT_KEY, None)",
+        "pass",
+        REAL,
     ),
 )

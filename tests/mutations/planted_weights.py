@@ -36,7 +36,7 @@ WEIGHTS = (
         "weights: agreement counts votes",
         "options/diagnostics.py",
         "            counts.append(count_agreement([row[:n] for row in mine]))\n",
-        "            rows_of = self._counted_rows or range(len(mine))\n"
+        "            rows_of = self._counted_rows\n"
         "            counts.append(count_agreement([mine[row][:n] for row in rows_of]))\n",
         CLUSTER,
     ),
@@ -143,8 +143,8 @@ WEIGHTS = (
     Mutation(
         "weights: a diagnosis counts workers",
         "options/diagnostics.py",
-        "                mine = [mine[row] for row in self._counted_rows]\n",
-        "                pass\n",
+        "            mine = [mine[row] for row in counted]\n",
+        "            pass\n",
         CLUSTER,
     ),
     Mutation(

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 import distlion
 from distlion.errors import CheckpointError, DisagreeingWorkersWarning, InvalidArgumentError
+from distlion.kernels import Coins
 from distlion.options.exclusion import Exclusion
 from distlion.options.reliability import LARGEST_GAP
+from distlion.virtual.route import VirtualRoute
 
 SIZE, LR, BETA1, BETA2 = 200, 0.01, 0.9, 0.99
 """Below 256 elements, a parameter is its own sample."""
@@ -132,6 +134,22 @@ def test_of_two_workers_both_count() -> None:
         step(cluster, param, grads.draw())
 
     assert {each.excluded for each in cluster.diagnostics()} == {()}
+
+
+def test_a_vote_that_does_not_count_has_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, count = [], VirtualRoute.count
+
+    def note(route: VirtualRoute, coins: Coins) -> Tensor:
+        sent.append([bool(votes.any()) for votes in route._votes])
+        return count(route, coins)
+
+    monkeypatch.setattr(VirtualRoute, "count", note)
+    cluster, param = make_cluster(3)
+    for _ in range(20):
+        step(cluster, param, [torch.ones(SIZE), torch.ones(SIZE), -torch.ones(SIZE)])
+
+    assert sent[0] == [True] * 3
+    assert sent[-1] == [True, True, False]
 
 
 def test_margins_are_those_of_the_votes_that_count() -> None:
@@ -260,6 +278,15 @@ def test_workers_of_a_cluster_that_change_keep_their_agreement() -> None:
     step(cluster, param, honest)
 
     assert cluster.diagnostics()[-1].excluded == (0,)
+
+    # Of two that are left, nobody knows which one is wrong.
+    cluster.change_workers([3, 0])
+    step(cluster, param, honest[:2])
+    step(cluster, param, honest[:2])
+    assert cluster.diagnostics()[-1].excluded == ()
+    assert (
+        cluster.param_groups[0]["agreement"]["3"] < cluster.param_groups[0]["agreement"]["0"] - 0.1
+    )
 
 
 @pytest.mark.parametrize(

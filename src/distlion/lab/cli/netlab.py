@@ -40,6 +40,13 @@ _RATE_HELP = (
 )
 _Hosts = Annotated[int, typer.Option(help="Number of hosts, 1 to 250.")]
 _Rate = Annotated[str, typer.Option(help=_RATE_HELP)]
+_Latency = Annotated[
+    str,
+    typer.Option(
+        help="Time from any host to another: 50ms, or seconds; 0 for none. A process then forwards "
+        "all packets, about 50,000 in a second."
+    ),
+]
 _Name = Annotated[str, typer.Option(help="Name of the lab.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
@@ -51,6 +58,7 @@ def up_command(
     *,
     hosts: _Hosts = 4,
     rate: _Rate = "unlimited",
+    latency: _Latency = "0",
     name: _Name = "lab",
     as_json: _AsJson = False,
 ) -> None:
@@ -60,9 +68,10 @@ def up_command(
         from distlion.lab.netlab import Lab, parse_host_rates
 
         with messages.status(f"making {hosts} hosts"):
-            lab = Lab(hosts, rate, name=name, stays=True)
+            latency_s = read_seconds("--latency", latency)
+            lab = Lab(hosts, rate, latency_s=latency_s, name=name, stays=True)
         rates = [str(each) for each in parse_host_rates(rate, hosts)]
-        description = _describe(lab, rates)
+        description = _describe(lab, rates, latency_s)
         lab.close()
     if as_json:
         typer.echo(json.dumps(description, indent=1))
@@ -104,6 +113,7 @@ def run_command(
     rate: Annotated[
         str | None, typer.Option(help=_RATE_HELP + " A lab that stays is changed to it.")
     ] = None,
+    latency: _Latency = "0",
     per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
     master_port: Annotated[int, typer.Option(help="MASTER_PORT of the processes.")] = 29500,
 ) -> None:
@@ -118,7 +128,10 @@ def run_command(
 
         if name is not None and hosts is not None:
             raise typer.BadParameter("--hosts is for a new lab; the lab of --name has its own")
-        with netlab.temporary_or_named(name, hosts or 4, rate) as lab:
+        latency_s = read_seconds("--latency", latency)
+        if name is not None and latency_s:
+            raise typer.BadParameter("--latency is for a new lab; the lab of --name has its own")
+        with netlab.temporary_or_named(name, hosts or 4, rate, latency_s=latency_s) as lab:
             status = netlab.run_command(
                 lab,
                 command,
@@ -150,6 +163,7 @@ def sweep_command(
         "100mbit",
         "1gbit",
     ],
+    latency: _Latency = "0",
     method: Annotated[
         list[str],
         typer.Option(
@@ -202,6 +216,7 @@ def sweep_command(
             ),
             repetitions=repetitions,
             block_s=read_seconds("--block-s", block_s),
+            latency_s=read_seconds("--latency", latency),
         )
         with _SweepDisplay(messages) as display:
             record = run_sweep(settings, display)
@@ -262,9 +277,10 @@ def _show_sweep(
         raise ReplicaMismatchError(f"workers ended with different parameters: {', '.join(unequal)}")
 
 
-def _describe(lab: Lab, rates: list[str]) -> dict[str, Any]:
+def _describe(lab: Lab, rates: list[str], latency_s: float) -> dict[str, Any]:
     return {
         "name": lab.name,
+        "latency_s": latency_s,
         "hosts": [
             {"host": host, "namespace": namespace, "address": lab.plan.address(host), "rate": rate}
             for host, (namespace, rate) in enumerate(
@@ -278,5 +294,6 @@ def _show_lab(description: dict[str, Any]) -> None:
     name, head = description["name"], ("host", "namespace", "address", "rate")
     rows = [[str(value) for value in host.values()] for host in description["hosts"]]
     console = Console()
-    print_table(console, build_table(head, rows, left=head, title=f"lab {name}"))
+    latency = f", {1000 * description['latency_s']:g} ms" if description["latency_s"] else ""
+    print_table(console, build_table(head, rows, left=head, title=f"lab {name}{latency}"))
     console.print(Text(f"distlion netlab run --name {name} -- COMMAND"), soft_wrap=True)

@@ -2,6 +2,8 @@
 
     python enter.py NAMESPACE-FILE PARENT COMMAND...
 
+With a parent of 0 the command goes on in the background, whoever dies.
+
 Run as a file, not as a module of the package: importing the package takes seconds.
 """
 
@@ -24,9 +26,12 @@ def enter_and_run(namespace: str, parent: int, command: list[str]) -> None:
         OSError: The namespace cannot be entered, or the command cannot be run.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before it was watched
-        os._exit(1)
+    if parent:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # the parent died before it was watched
+            os._exit(1)
+    elif os.fork():
+        os._exit(0)
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         number = ctypes.get_errno()

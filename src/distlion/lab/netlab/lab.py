@@ -1,18 +1,20 @@
-"""A lab: hosts on one machine, joined by a bridge, with a rate for each link."""
+"""A lab: hosts on one machine, joined by a bridge, with a rate for each link, and a latency."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import subprocess
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from distlion.errors import InvalidArgumentError
 from distlion.lab.netlab.lab_plan import LabPlan
 from distlion.lab.netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
 from distlion.lab.netlab.state import LabState, list_states, read_state
+from distlion.lab.netlab.switch import check_latency, start_switch, stop_switch
 from distlion.lab.netlab.wires import (
     Counters,
     Wires,
@@ -38,11 +40,13 @@ class Lab:
         n_hosts: Number of hosts, 1 to 250; host i has the address 10.77.0.(i + 1).
         rates: One rate for all hosts, as in "100mbit", "unlimited" or, up and down,
             "100mbit/20mbit"; or one for each, as in "1gbit,1gbit,1gbit,100mbit".
+        latency_s: Seconds that a frame takes from any host to another, 0.001 to 10; up to 1 ms more
+            passes. A process then forwards frames in place of the bridge. 0 is for none.
         name: Name of the lab; None for a random one.
         stays: True if the lab stays after this process, until ``remove_lab``.
 
     Raises:
-        InvalidArgumentError: A rate, the name or the number of hosts is wrong.
+        InvalidArgumentError: A rate, the latency, name or number of hosts is wrong.
         NetlabError: No root rights, no Linux, the name is taken, or the kernel refuses.
 
     Example:
@@ -56,22 +60,27 @@ class Lab:
         n_hosts: int,
         rates: str = UNLIMITED,
         *,
+        latency_s: float = 0.0,
         name: str | None = None,
         stays: bool = False,
     ) -> None:
+        check_latency(latency_s)
         plan = LabPlan(secrets.token_hex(4) if name is None else name, n_hosts)
         parsed = parse_host_rates(rates, n_hosts)
         check_rights()
         remove_abandoned_labs()
-        state = LabState.of(plan, stays=stays)
+        state = LabState.of(plan, stays=stays, latency_s=latency_s)
         check_names_free(plan)
         state.claim()
-        removal = weakref.finalize(self, _remove, state, os.getpid())
+        children: list[subprocess.Popen[str]] = []
+        removal = weakref.finalize(self, _remove, state, os.getpid(), children)
         self._remove: Callable[[], object] = removal
         try:
             create_namespaces(plan)
             self._attach(plan)
-            self._wires.build()
+            self._wires.build(joins=not latency_s)
+            if latency_s:
+                children += start_switch(plan, latency_s, stays=stays)
             self._wires.set_rates(parsed)
         except BaseException:
             self.close()
@@ -189,8 +198,12 @@ def _close(wires: Wires, owner_pid: int) -> None:
         wires.close()
 
 
-def _remove(state: LabState, owner_pid: int) -> None:
+def _remove(
+    state: LabState, owner_pid: int, children: Sequence[subprocess.Popen[str]] = ()
+) -> None:
     if os.getpid() == owner_pid:
+        if state.latency_s:
+            stop_switch(state.plan, children)
         remove_namespaces(state.plan)
         state.forget()
 
@@ -200,7 +213,9 @@ def _keep() -> None:
 
 
 @contextlib.contextmanager
-def temporary_or_named(name: str | None, n_hosts: int, rates: str | None) -> Iterator[Lab]:
+def temporary_or_named(
+    name: str | None, n_hosts: int, rates: str | None, *, latency_s: float = 0.0
+) -> Iterator[Lab]:
     """Find a lab by name, or make one for the time of a ``with`` block.
 
     Args:
@@ -208,10 +223,13 @@ def temporary_or_named(name: str | None, n_hosts: int, rates: str | None) -> Ite
         n_hosts: Number of hosts of a new lab.
         rates: Rates to set; None keeps the rates of a lab that stays, and leaves a new one
             unlimited.
+        latency_s: Latency of a new lab.
     """
     with (
         leaving_in_order(),  # also while the lab is made
-        Lab(n_hosts, rates or UNLIMITED) if name is None else Lab.find(name) as lab,
+        Lab(n_hosts, rates or UNLIMITED, latency_s=latency_s)
+        if name is None
+        else Lab.find(name) as lab,
     ):
         if name is not None and rates is not None:
             lab.set_rates(rates)

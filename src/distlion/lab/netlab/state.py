@@ -8,12 +8,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from distlion.errors import DistlionError, NetlabError
-from distlion.lab.json_file import fields, optional, read_json, text, whole
+from distlion.lab.json_file import fields, number, optional, read_json, text, whole
 from distlion.lab.netlab.lab_plan import LabPlan
 
 # Emptied at boot, like the namespaces.
 STATE_FOLDER = Path("/run/distlion-netlab")
-_STATE = fields(name=text, n_hosts=whole, owner_pid=optional(whole), owner_start=optional(whole))
+_STATE = fields(
+    name=text,
+    n_hosts=whole,
+    owner_pid=optional(whole),
+    owner_start=optional(whole),
+    latency_s=number,
+)
 
 
 @dataclass(frozen=True)
@@ -25,19 +31,21 @@ class LabState:
         n_hosts: Number of hosts.
         owner_pid: Process that the lab must not outlive; None if it stays until it is removed.
         owner_start: Start of that process, in ticks since boot: process numbers are reused.
+        latency_s: Seconds that a frame takes from one host to another.
     """
 
     name: str
     n_hosts: int
     owner_pid: int | None
     owner_start: int | None
+    latency_s: float = 0.0
 
     @classmethod
-    def of(cls, plan: LabPlan, *, stays: bool) -> LabState:
+    def of(cls, plan: LabPlan, *, stays: bool, latency_s: float = 0.0) -> LabState:
         """Describe a lab; this process owns it unless it ``stays``."""
         if stays:
-            return cls(plan.name, plan.n_hosts, None, None)
-        return cls(plan.name, plan.n_hosts, os.getpid(), _start_of(os.getpid()))
+            return cls(plan.name, plan.n_hosts, None, None, latency_s)
+        return cls(plan.name, plan.n_hosts, os.getpid(), _start_of(os.getpid()), latency_s)
 
     @property
     def plan(self) -> LabPlan:

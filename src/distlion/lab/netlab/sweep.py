@@ -31,6 +31,7 @@ from distlion.lab.netlab.method_names import (
     is_baseline,
 )
 from distlion.lab.netlab.prediction import Surroundings, predict_step
+from distlion.lab.netlab.switch import check_latency
 from distlion.lab.netlab.traffic import (
     Traffic,
     measure_gradients,
@@ -66,6 +67,7 @@ class SweepSettings:
         workload: Work of a step.
         repetitions: Blocks of each method at each rate, at least 2.
         block_s: Target seconds of a block: it has as many steps as fit, at least one.
+        latency_s: Seconds that a frame takes from one host to another, in the format of ``Lab``.
 
     Raises:
         InvalidArgumentError: A value is out of range, or given twice.
@@ -77,6 +79,7 @@ class SweepSettings:
     workload: Workload
     repetitions: int = 5
     block_s: float = 1.0
+    latency_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("hosts", 2), ("repetitions", 2), ("block_s", 0)):
@@ -88,6 +91,7 @@ class SweepSettings:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise InvalidArgumentError(f"{name} are {values}; expected one or more, each once")
+        check_latency(self.latency_s)
         for rate in self.rates:
             parse_host_rates(rate, self.hosts)
         self.workload.check_methods(self.methods)
@@ -150,7 +154,11 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
             "a sweep needs the package 'transformers': pip install \"distlion[netlab,train]\""
         )
     observe(SweepProgress(0, 1, f"starting {settings.hosts} workers"))
-    with leaving_in_order(), Lab(settings.hosts) as lab, Fleet(lab) as fleet:
+    with (
+        leaving_in_order(),
+        Lab(settings.hosts, latency_s=settings.latency_s) as lab,
+        Fleet(lab) as fleet,
+    ):
         return _Sweep(settings, lab, fleet, observe).run()
 
 

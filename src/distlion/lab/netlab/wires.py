@@ -103,10 +103,11 @@ def remove_namespaces(plan: LabPlan) -> None:
             netns.remove(name)
 
 
-def list_processes(plan: LabPlan) -> list[int]:
-    """List the processes that run inside a lab."""
+def list_processes(plan: LabPlan, *, of_bridge: bool = False) -> list[int]:
+    """List the processes that run on a lab's hosts, or beside its bridge."""
     inside = netns.ns_pids()
-    return sorted(pid for name in plan.namespaces for pid in inside.get(name, []))
+    names = [plan.bridge_namespace] if of_bridge else plan.host_namespaces
+    return sorted(pid for name in names for pid in inside.get(name, []))
 
 
 class Wires:
@@ -131,20 +132,24 @@ class Wires:
         """Close the sockets into the namespaces."""
         self._open.close()
 
-    def build(self) -> None:
-        """Make bridge and links, switch offloads off, set addresses, and bring everything up."""
+    def build(self, *, joins: bool = True) -> None:
+        """Make bridge and links, switch offloads off, set addresses, and bring everything up.
+
+        Args:
+            joins: Whether the bridge joins the links; without, no frame goes from link to link.
+        """
         with _explained("make bridge and links"):
             # A bridge with snooping sends reports of its own.
             self._bridge.link("add", ifname=BRIDGE, kind="bridge", br_mcast_snooping=0)
             bridge = _index(self._bridge, BRIDGE)
             _switch_on(self._bridge, bridge)
             for number, host in enumerate(self._hosts):
-                self._build_link(number, host, bridge)
+                self._build_link(number, host, bridge if joins else None)
         switch_offloads_off(self._plan.bridge_namespace, self._ports())
         for namespace in self._plan.host_namespaces:
             switch_offloads_off(namespace, [INTERFACE])
 
-    def _build_link(self, number: int, host: Any, bridge: int) -> None:
+    def _build_link(self, number: int, host: Any, bridge: int | None) -> None:
         namespace, port_name = self._plan.host_namespaces[number], self._plan.port(number)
         peer = {"ifname": INTERFACE, "net_ns_fd": namespace}
         self._bridge.link("add", ifname=port_name, kind="veth", peer=peer)
@@ -152,7 +157,8 @@ class Wires:
         host.addr("add", index=eth0, address=self._plan.address(number), prefixlen=PREFIX_LENGTH)
         host.link("set", index=_index(host, "lo"), state="up")
         _switch_on(host, eth0)
-        self._bridge.link("set", index=port, master=bridge)
+        if bridge is not None:
+            self._bridge.link("set", index=port, master=bridge)
         _switch_on(self._bridge, port)
 
     def _ports(self) -> list[str]:
