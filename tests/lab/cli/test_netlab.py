@@ -55,6 +55,19 @@ def test_hosts_of_a_lab_that_has_its_own_exit_with_2():
     assert invoke("run", "--name", "lab", "--hosts", "3", "--", "true").exit_code == 2
 
 
+def test_latency_of_a_lab_that_has_its_own_exits_with_2():
+    result = invoke("run", "--name", "lab", "--latency", "5ms", "--", "true")
+    assert result.exit_code == 2
+    assert "--latency is for a new lab" in result.stderr
+
+
+def test_latency_out_of_range_exits_with_2():
+    for command in ("up", "sweep"):
+        result = invoke(command, "--latency", "20")
+        assert result.exit_code == 2, command
+        assert "latency of 20 s: expected 0 for none, or 0.001 to 10 s" in result.stderr
+
+
 def test_without_root_rights_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = invoke("up")
@@ -98,6 +111,12 @@ class TestInALab:
             down = invoke("down", "--name", "test-cli")
         assert down.exit_code == 0, down.stderr
         assert "lab test-cli is removed" in down.stderr
+
+    def test_a_lab_with_latency_says_so(self):
+        up = invoke("up", "--hosts", "2", "--latency", "5ms", "--name", "test-slow")
+        down = invoke("down", "--name", "test-slow")
+        assert (up.exit_code, down.exit_code) == (0, 0), up.stderr + down.stderr
+        assert "lab test-slow, 5 ms" in up.stdout
 
     def test_run_exits_with_the_status_of_the_rank_that_failed(self):
         result = invoke("run", "--hosts", "2", "--", "sh", "-c", "exit $((RANK * 5))")

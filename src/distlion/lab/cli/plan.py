@@ -52,7 +52,8 @@ _ComputeS = Annotated[
 _LatencyUs = Annotated[
     str,
     typer.Option(
-        help="Latency of a round between machines: 100 (in us), 0.1ms, 50ms between sites; "
+        help="Latency of a round between machines, about the round trip that ping shows: 100 "
+        "(in us), 0.1ms, 50ms between sites; "
         "'distlion doctor' measures it."
     ),
 ]
