@@ -207,13 +207,12 @@ def sweep_command(
     with shown_failures(messages):
         from distlion.lab.netlab import SweepSettings, run_sweep
 
+        sizes = {"layers": layers, "width": width, "vocabulary": vocabulary}
         settings = SweepSettings(
             hosts=hosts,
             rates=tuple(rate),
             methods=tuple(method),
-            workload=_find_workload(
-                vector, device_s, layers=layers, width=width, vocabulary=vocabulary
-            ),
+            workload=_find_workload(vector, device_s, **sizes),
             repetitions=repetitions,
             block_s=read_seconds("--block-s", block_s),
             latency_s=read_seconds("--latency", latency),
