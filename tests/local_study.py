@@ -12,7 +12,16 @@ MODULES = (
     *("target_path", "study_path", "schedule", "variants", "feedback", "masked", "scoring"),
     *("methods", "runs", "archive", "work", "cells", "plan", "evidence", "images", "text"),
     *("settings", "curves", "host", "laboratory", "drawing", "outcome"),
-    *("contest", "choices", "contestants", "lab_host", "timing", "arrivals", "claims_made"),
+    *(
+        "contest",
+        "choices",
+        "contestants",
+        "diloco",
+        "lab_host",
+        "timing",
+        "arrivals",
+        "claims_made",
+    ),
     *("pictures", "page"),
 )
 

@@ -13,15 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import target_path  # noqa: F401
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from contest import DDP, MAJORITY, SHORT, WORKERS, make_cell
+from contest import DDP, MAJORITY, SHORT, WORKERS, make_cell, read_local
 from contestants import Contestant, make_contestants
 from curves import Data
+from diloco import DiLoCo
 from host import report_together, time_slowest
 from runs import RunConfig, Task, digest_parameters
 from schedule import DECAY_PER_STEP, rate_factor
@@ -74,6 +75,23 @@ def ask_for_rate(place: Path, rate: str) -> None:
         time.sleep(_POLL_S)
 
 
+class Stepper(Protocol):
+    """What steps on a worker's gradients."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups, with their rates."""
+        ...
+
+    def step(self) -> Any:
+        """Take a step."""
+        ...
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        ...
+
+
 class Worker:
     """One worker of a run, in this process.
 
@@ -85,7 +103,7 @@ class Worker:
     """
 
     def __init__(
-        self, config: RunConfig, task: Task, optimizer: torch.optim.Optimizer, wrapped: nn.Module
+        self, config: RunConfig, task: Task, optimizer: Stepper, wrapped: nn.Module
     ) -> None:
         self._config, self._task = config, task
         self._optimizer, self._wrapped = optimizer, wrapped
@@ -116,10 +134,14 @@ def build_worker(config: RunConfig, task: Task, model: nn.Module) -> Worker:
     adamw = torch.optim.AdamW(params, config.lr, weight_decay=decay)
     if config.method == DDP:
         return Worker(config, task, adamw, average_gradients(model, DDP_FP32, seed=config.seed))
+    local = read_local(config.method)
+    if local is not None and local.kind.startswith("diloco"):
+        is_plain = local.kind == "diloco-plain"
+        return Worker(config, task, DiLoCo(adamw, every=local.every, is_plain=is_plain), model)
     votes = read_local_votes(config.method)
     if votes is None:
-        sys.exit(f"no whole run of {config.method}: expected DDP or votes")
-    local = distlion.LocalSteps(
+        sys.exit(f"no whole run of {config.method}: expected DDP, votes or DiLoCo")
+    voting = distlion.LocalSteps(
         adamw,
         every=votes.every,
         aggregation=votes.rule,
@@ -127,7 +149,7 @@ def build_worker(config: RunConfig, task: Task, model: nn.Module) -> Worker:
         seed=config.seed,
         **votes.outer.options,
     )
-    return Worker(config, task, local, model)
+    return Worker(config, task, voting, model)
 
 
 def time_contestants(job: Job) -> dict[str, Any]:

@@ -91,3 +91,46 @@ def test_signs_are_those_of_the_scaled_sum_in_each_shard() -> None:
         np.testing.assert_allclose(
             outcome.numpy(), np.concatenate(expected)[:2022], rtol=0, atol=TOLERANCE
         )
+
+
+NETWORK = {"width": 8, "layers": 1, "heads": 2, "context": 8}
+
+
+def make_task(found: Any, seed: int) -> Any:
+    windows = torch.randint(256, (64, 9), generator=torch.Generator().manual_seed(0)).byte()
+    novels = found.text.Novels(windows.flatten(), windows[:32], windows[32:], "noise")
+    return found.text.TextTask(novels, batch=9, workers=3, seed=seed, **NETWORK)
+
+
+def configure(found: Any, method: str) -> Any:
+    """Return a short run of three workers."""
+    cell = found.contest.ContestCell(found.cells.Setting("text", 8, 9, 2, NETWORK), method, 3)
+    return cell.config(0.01, 1, is_tuning=False)
+
+
+def train_on_hosts(rank: int, world_size: int, method: str) -> list[Tensor]:
+    with imported_study() as found:
+        config = configure(found, method)
+        task = make_task(found, config.seed)
+        model = task.build_model()
+        worker = found.lab_host.build_worker(config, task, model)
+        for _ in range(config.steps):
+            worker.step()
+        return [param.detach() for param in model.parameters()]
+
+
+@pytest.mark.parametrize("method", ["diloco-2", "diloco-2-plain", "local-2-scaled-nesterov"])
+def test_a_run_on_hosts_is_the_virtual_one(method: str) -> None:
+    results = run_workers(train_on_hosts, 3, method)
+    with imported_study() as found:
+        config = configure(found, method)
+        task = make_task(found, config.seed)
+        trainer = found.runs.Trainer(config, task, lambda _: None)
+        trainer.run()
+        expected = [param.detach() for param in trainer._model.parameters()]
+        started = task.build_model().state_dict().values()
+
+    assert all(torch.equal(*each) for each in zip(results[0], results[2], strict=True))
+    for own, other in zip(results[0], expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=TOLERANCE)
+    assert any((own - old).abs().max() > 0.01 for own, old in zip(expected, started, strict=True))
