@@ -1,0 +1,94 @@
+"""Time a step of LocalSteps without a vote beside the inner optimizer's own step.
+
+    torchrun --nproc-per-node 2 benchmarks/local_step_cost.py [--json FILE]
+
+AdamW steps on given gradients, alone and inside LocalSteps, in turns of 20 steps; one thread for
+each process. Printed and written: the median and quartiles of the ratios of neighboring turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import distlion
+
+SIZES = {"0.1 M": (128, 6), "1 M": (256, 16), "25 M": (1024, 24)}
+"""Width and number of square matrices; each has a bias."""
+STEPS, TURNS, NEVER = 20, 15, 1_000_000
+
+
+def build(width: int, layers: int) -> list[nn.Parameter]:
+    """Build parameters with gradients."""
+    shapes = [(width, width), (width,)] * layers
+    params = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    return params
+
+
+def time_steps(step: Callable[[], object]) -> float:
+    """Return the seconds of some steps; all processes begin together."""
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    return time.perf_counter() - began
+
+
+def measure(width: int, layers: int) -> list[float]:
+    """Return the ratio of each pair of turns; the other one begins in every second pair."""
+    own = torch.optim.AdamW(build(width, layers), 1e-4)
+    inner = torch.optim.AdamW(build(width, layers), 1e-4)
+    local = distlion.LocalSteps(inner, every=NEVER)
+    time_steps(own.step), time_steps(local.step)
+    ratios = []
+    for turn in range(TURNS):
+        if turn % 2:
+            ours, theirs = time_steps(local.step), time_steps(own.step)
+        else:
+            theirs, ours = time_steps(own.step), time_steps(local.step)
+        ratios.append(ours / theirs)
+    return ratios
+
+
+def main() -> None:
+    """Measure all sizes; rank 0 prints and writes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=Path, help="where the record goes")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    found = {}
+    for name, (width, layers) in SIZES.items():
+        ratios = measure(width, layers)
+        low, middle, high = (round(each, 4) for each in quantiles(ratios, n=4))
+        found[name] = {"median": middle, "quartiles": [low, high], "steps": STEPS, "turns": TURNS}
+        if dist.get_rank() == 0:
+            print(f"{name} parameters: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    if dist.get_rank() == 0 and args.json:
+        conditions = {
+            "date": dt.date.today().isoformat(),
+            "processes": dist.get_world_size(),
+            "machine": platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+        }
+        args.json.write_text(
+            json.dumps({"conditions": conditions, "ratios": found}, indent=1) + "\n"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
