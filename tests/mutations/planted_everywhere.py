@@ -14,6 +14,7 @@ from planted_feedback import FEEDBACK
 from planted_files import FILES
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
+from planted_latency import LATENCY
 from planted_leftovers import SHARED
 from planted_local import LOCAL_STEPS
 from planted_local_lab import AROUND_LOCAL_STEPS
@@ -60,4 +61,5 @@ EVERYWHERE = (
     *LOCAL_PARTS,
     *RELIABILITY,
     *WEIGHTS,
+    *LATENCY,
 )

@@ -1,0 +1,52 @@
+"""Bugs of the network lab's latency: when frames leave, where they go, which process is left."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+LAB = ("lab/netlab/test_latency.py",)
+
+LATENCY = (
+    Mutation(
+        "latency: frames leave at once",
+        "lab/netlab/forward.py",
+        "due = time.monotonic() + self._latency_s",
+        "due = time.monotonic()",
+        LAB,
+    ),
+    Mutation(
+        "latency: every frame goes everywhere",
+        "lab/netlab/forward.py",
+        "known = self._behind.get(target)",
+        "known = None",
+        LAB,
+    ),
+    Mutation(
+        "latency: a port's own frames come back",
+        "lab/netlab/forward.py",
+        "    port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)\n",
+        "",
+        LAB,
+    ),
+    Mutation(
+        "latency: the bridge forwards too",
+        "lab/netlab/lab.py",
+        "self._wires.build(joins=not latency_s)",
+        "self._wires.build()",
+        LAB,
+    ),
+    Mutation(
+        "latency: the process outlives its lab",
+        "lab/netlab/lab.py",
+        "            stop_switch(state.plan, children)\n",
+        "            pass\n",
+        LAB,
+    ),
+    Mutation(
+        "latency: the process outlives its owner",
+        "lab/netlab/enter.py",
+        "        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)\n",
+        "",
+        LAB,
+    ),
+)
