@@ -22,13 +22,6 @@ LATENCY = (
         LAB,
     ),
     Mutation(
-        "latency: a port's own frames come back",
-        "lab/netlab/forward.py",
-        "    port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)\n",
-        "",
-        LAB,
-    ),
-    Mutation(
         "latency: the bridge forwards too",
         "lab/netlab/lab.py",
         "self._wires.build(joins=not latency_s)",

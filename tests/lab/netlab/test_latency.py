@@ -166,13 +166,13 @@ def test_a_killed_owner_takes_the_process_with_it() -> None:
     )
     assert owner.returncode == -signal.SIGKILL, owner.stderr
     pid = int(owner.stdout)
-    remove_abandoned_labs()
     with contextlib.suppress(ProcessLookupError):
         # The kernel ends it with its parent; it takes a moment to close its ports.
         descriptor = os.pidfd_open(pid)
         ended, _, _ = select.select([descriptor], [], [], 30)
         os.close(descriptor)
         assert ended
+    remove_abandoned_labs()
 
 
 def test_a_lab_that_stays_keeps_its_process_until_it_is_removed() -> None:

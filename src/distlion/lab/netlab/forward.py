@@ -18,7 +18,7 @@ from collections.abc import Sequence
 _ETH_P_ALL = 0x0003
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SOL_PACKET = 263
-_PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 15, 23
+_PACKET_VNET_HDR = 15
 # A header of checksum offload that the kernel puts before each frame, and takes back.
 _HEADER_BYTES, _ADDRESS_BYTES = 10, 6
 _MOST_BYTES = 1 << 16
@@ -32,7 +32,6 @@ def open_port(name: str) -> socket.socket:
     """Open a port for all frames that arrive there, and for frames to send."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-    port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     port.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
     port.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
     port.setblocking(False)
