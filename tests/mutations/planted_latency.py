@@ -31,15 +31,29 @@ LATENCY = (
     Mutation(
         "latency: the process outlives its lab",
         "lab/netlab/lab.py",
-        "            stop_switch(state.plan, children)\n",
+        "            stop_switch(state.plan)\n",
         "            pass\n",
         LAB,
     ),
     Mutation(
         "latency: the process outlives its owner",
-        "lab/netlab/enter.py",
-        "        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)\n",
-        "",
+        "lab/netlab/forward.py",
+        "                if number == owner:\n",
+        "                if number < 0:\n",
+        LAB,
+    ),
+    Mutation(
+        "latency: a lab without its process is used",
+        "lab/netlab/lab.py",
+        "if state.latency_s and not find_switch(state.plan):",
+        "if False:",
+        LAB,
+    ),
+    Mutation(
+        "latency: twice of it passes",
+        "lab/netlab/forward.py",
+        "due = time.monotonic() + self._latency_s",
+        "due = time.monotonic() + 2 * self._latency_s",
         LAB,
     ),
 )

@@ -187,13 +187,6 @@ RELIABILITY = (
         OUT,
     ),
     Mutation(
-        "excluded: a state that was taken changes later",
-        EXCLUSION,
-        "self._groups[0][AGREEMENT_KEY] = dict(zip(self._names, means, strict=True))",
-        "self._groups[0].setdefault(AGREEMENT_KEY, {}).update(zip(self._names, means))",
-        OUT,
-    ),
-    Mutation(
         "excluded: any agreement is loaded",
         EXCLUSION,
         "isinstance(mean, float) and 0 <= mean <= 1",
@@ -209,8 +202,8 @@ RELIABILITY = (
     ),
     Mutation(
         "excluded: feedback counts on",
-        "options/diagnostics.py",
-        "if excludes and stateful is not None:",
+        "options/settings.py",
+        'if self.on_disagreement == "exclude" and rule.worker_state:',
         "if False:",
         OUT,
     ),
@@ -272,9 +265,30 @@ RELIABILITY = (
     ),
     Mutation(
         "excluded: other workers take over who was left out",
-        "checkpoint/reader.py",
-        "joined[0].pop(AGREEMENT_KEY, None)",
-        "pass",
+        EXCLUSION,
+        "fits = len(saved) == len(self._names)",
+        "fits, saved = True, [*saved, *[0.5] * 9][: len(self._names)]",
         REAL,
+    ),
+    Mutation(
+        "excluded: a state without agreements keeps later ones",
+        "optim/base.py",
+        '        parsed["param_groups"][0].setdefault(AGREEMENT_KEY, [])\n',
+        "",
+        OUT,
+    ),
+    Mutation(
+        "excluded: who was absent keeps what it had",
+        EXCLUSION,
+        "if place not in absent]:",
+        "if place < 0]:",
+        OUT,
+    ),
+    Mutation(
+        "excluded: a change is logged inside of a step",
+        EXCLUSION,
+        "            self._changes.append(\n",
+        "            logger.warning(\n",
+        OUT,
     ),
 )

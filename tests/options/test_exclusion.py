@@ -186,7 +186,7 @@ def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
-    assert "votes of worker 2 do not count from the next step on: it agrees with" in said[0]
+    assert "votes of worker 2 do not count from the next step on: running agreement" in said[0]
     assert "votes of worker 2 count again" in said[1]
 
 
@@ -195,8 +195,14 @@ def test_the_warning_says_that_votes_do_not_count() -> None:
     grads = Grads(5, lambda worker, step: worker == 4)
     for _ in range(99):
         step(cluster, param, grads.draw())
-    with pytest.warns(DisagreeingWorkersWarning, match="Its votes do not count for as long"):
+    with pytest.warns(
+        DisagreeingWorkersWarning, match="Votes are left out while a running agreement is so low"
+    ):
         step(cluster, param, grads.draw())
+
+
+def flip_last_of_three(worker: int, step: int) -> bool:
+    return worker == 2
 
 
 def flip_last(worker: int, step: int) -> bool:
@@ -216,7 +222,7 @@ def test_a_state_goes_on_with_the_same_workers_left_out() -> None:
     resumed, other = make_cluster(4)
     other.data.copy_(saved)
     resumed.load_state_dict(state)
-    assert state["param_groups"][0]["agreement"].keys() == {"0", "1", "2", "3"}
+    assert len(state["param_groups"][0]["agreement"]) == 4
     for drawn in rest:
         step(resumed, other, drawn)
 
@@ -247,7 +253,7 @@ def test_without_the_option_a_state_forgets_who_agreed() -> None:
 
 
 @pytest.mark.parametrize(
-    "kept", [[0.5, 0.5, 0.5], {"0": 2.0}, {"0": float("nan")}, {0: 0.5}, {"0": "half"}, None]
+    "kept", [{"0": 0.5}, [2.0, 0.5, 0.5], [float("nan")], [1], ["half"], None, 0.5]
 )
 def test_a_state_with_other_values_is_refused(kept: object) -> None:
     cluster, _ = make_cluster(3)
@@ -264,8 +270,105 @@ def test_who_joins_begins_with_the_median_of_the_others() -> None:
     groups: list[dict[str, Any]] = [{"agreement": {"4": 0.3, "7": 0.4, "8": 0.42, "9": 0.1}}]
 
     assert Exclusion(groups, (4, 7, 8, 11)).find_excluded() == {0}
-    Exclusion(groups, (4, 7, 8, 11)).observe(0, [[(0, 0)] * 4])
-    assert groups[0]["agreement"] == {"4": 0.3, "7": 0.4, "8": 0.42, "11": 0.4}
+    assert list(groups[0]["agreement"].items()) == [
+        ("4", 0.3),
+        ("7", 0.4),
+        ("8", 0.42),
+        ("11", 0.4),
+    ]
+
+
+def test_states_name_workers_by_place() -> None:
+    cluster, param = make_cluster(4)
+    grads = Grads(4, lambda worker, number: worker == 1)
+    for _ in range(20):
+        step(cluster, param, grads.draw())
+    cluster.change_workers([1, 2, 3, 7])
+    resumed, _ = make_cluster(4)
+    resumed.load_state_dict(cluster.state_dict())
+
+    assert resumed.param_groups[0]["agreement"].keys() == {"0", "1", "2", "3"}
+    assert resumed._laid_out.examiner is not None
+    assert resumed._laid_out.examiner.excluded == {0}
+
+
+@pytest.mark.parametrize("workers", [3, 5])
+def test_a_state_of_other_workers_says_nothing_of_these(workers: int) -> None:
+    cluster, param = make_cluster(4)
+    grads, others = Grads(4, flip_last), Grads(workers, flip_last)
+    for _ in range(20):
+        step(cluster, param, grads.draw())
+    trained, weight = make_cluster(workers)
+    for _ in range(20):
+        step(trained, weight, others.draw())
+    groups = cluster.state_dict()["param_groups"]
+    trained.load_state_dict({**trained.state_dict(), "param_groups": groups})
+
+    assert set(trained.param_groups[0]["agreement"].values()) == {0.5}
+
+
+def test_an_early_state_takes_back_what_was_counted_later() -> None:
+    cluster, param = make_cluster(4)
+    first = copy.deepcopy(cluster.state_dict())
+    del first["param_groups"][0]["agreement"]
+    grads = Grads(4, flip_last)
+    for _ in range(20):
+        step(cluster, param, grads.draw())
+    cluster.load_state_dict(first)
+
+    assert set(cluster.param_groups[0]["agreement"].values()) == {0.5}
+
+
+def test_who_was_absent_counts_as_soon_as_it_votes_again() -> None:
+    cluster, param = make_cluster(4)
+    grads = Grads(4)
+    for number in range(70):
+        for worker, grad in enumerate(grads.draw()):
+            if worker != 2 or number >= 60:
+                param.grad = grad
+                cluster.collect(worker)
+        cluster.step()
+
+    assert {each.excluded for each in cluster.diagnostics()} == {()}
+    assert min(cluster.param_groups[0]["agreement"].values()) > 0.6
+
+
+def test_a_logger_that_raises_leaves_the_step_whole() -> None:
+    class Strict(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record.getMessage())
+
+    cluster, param = make_cluster(3)
+    grads, handler, raised = Grads(3, flip_last_of_three), Strict(), 0
+    logging.getLogger("distlion").addHandler(handler)
+    try:
+        for _ in range(20):
+            try:
+                step(cluster, param, grads.draw())
+            except RuntimeError:
+                raised += 1
+    finally:
+        logging.getLogger("distlion").removeHandler(handler)
+
+    assert (raised, cluster.committed_step) == (1, 20)
+    assert cluster.diagnostics()[-1].excluded == (2,)
+    cluster.state_dict()
+
+
+def test_a_group_that_is_refused_leaves_no_trace() -> None:
+    cluster, param = make_cluster(3)
+    step(cluster, param, Grads(3).draw())
+    with pytest.raises(InvalidArgumentError, match="Expected a rule without memory"):
+        cluster.add_param_group(
+            {"params": [nn.Parameter(torch.zeros(3))], "aggregation": distlion.FeedbackVote()}
+        )
+    state = cluster.state_dict()
+    state["param_groups"][0]["aggregation"] = "FeedbackVote(bits=1)"
+    with pytest.raises(CheckpointError, match="Expected a rule without memory"):
+        cluster.load_state_dict(state)
+    step(cluster, param, Grads(3).draw())
+
+    assert (len(cluster.param_groups), cluster.committed_step) == (1, 2)
 
 
 def test_workers_of_a_cluster_that_change_keep_their_agreement() -> None:

@@ -29,7 +29,7 @@ from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError
-from distlion.optim import AGREEMENT_KEY, LocalSteps, VotingBase, describe_move
+from distlion.optim import LocalSteps, VotingBase, describe_move
 from distlion.session import MomentumOwnership
 
 
@@ -251,8 +251,6 @@ class Reader:
             {**group, "params": own["params"]}
             for group, own in zip(groups, present["param_groups"], strict=True)
         ]
-        if self.manifest.n_voters != self._ownership.n_voters:
-            joined[0].pop(AGREEMENT_KEY, None)  # who is who is not known
         rules = [parse_rule(group["aggregation"]) for group in joined for _ in group["params"]]
         state = {}
         for index, (_, size, _, exp_avg_dtype) in enumerate(tree["layout"]):

@@ -34,7 +34,7 @@ from distlion.errors import (
 from distlion.exchange import with_error
 from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
-from distlion.options import NodePieces, Settings, ShardPieces, begin_momentum
+from distlion.options import AGREEMENT_KEY, NodePieces, Settings, ShardPieces, begin_momentum
 from distlion.session import Session, broadcast_tensor, name_worker
 from distlion.signals import deferred_signals
 from distlion.step import Ranks, StepInputs, is_dtensor
@@ -352,7 +352,11 @@ class CrewLion(DistributedLion):
     def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
         """Keep the state that a lagging worker was given; tensors are in place."""
         if epoch.is_behind:
-            self._donor_groups = given["groups"]
+            # What this worker has counted since is not to be taken back.
+            self._donor_groups = [
+                {key: value for key, value in group.items() if key != AGREEMENT_KEY}
+                for group in given["groups"]
+            ]
             self._crew.carried.take(given["carried"])
 
     def _fetch_momenta(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:

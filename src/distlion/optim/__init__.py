@@ -17,11 +17,10 @@ from distlion.optim.parts import divide, take_turns
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
 from distlion.optim.saved_state import list_kept
-from distlion.options import AGREEMENT_KEY, ClipNorm, Diagnosis, MomentumSync, Nodes
+from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes
 from distlion.step import Traffic
 
 __all__ = [
-    "AGREEMENT_KEY",
     "WORKER_KEY",
     "ClipNorm",
     "CommonPoint",

@@ -19,7 +19,6 @@ from distlion.errors import (
     InvalidArgumentError,
     UnsupportedTypeError,
 )
-from distlion.exchange import Exchange
 from distlion.kernels import check_denormals
 from distlion.layout import place_parameters
 from distlion.optim.arguments import (
@@ -45,7 +44,13 @@ from distlion.optim.saved_state import (
     reading_state,
     restore_kept,
 )
-from distlion.options import MomentumSync, NodePieces, Settings, ShardPieces, fill_selection
+from distlion.options import (
+    AGREEMENT_KEY,
+    NodePieces,
+    Settings,
+    ShardPieces,
+    fill_selection,
+)
 from distlion.session import FixedGroups, MomentumOwnership
 from distlion.step import (
     Make,
@@ -335,9 +340,7 @@ class VotingBase(LionBase):
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
         check_rule(group["aggregation"], takes_scales=self._takes_scales)
-        if isinstance(self._settings.exchange, Exchange):
-            rule = group["aggregation"]
-            self._settings.exchange.check_carries(rule.shape_of(1, 2), rule)
+        self._settings.check_rule(group["aggregation"])
         check_step(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -375,14 +378,13 @@ class VotingBase(LionBase):
         )
 
     @reading_state()
-    def _parse_state(
-        self, state_dict: Mapping[str, Any], sync: MomentumSync | None
-    ) -> dict[str, Any]:
+    def _parse_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checked state with rules rebuilt and absent keys filled in; purely local."""
         parsed = parse_groups(
             state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
         )
-        fill_selection(parsed["param_groups"], sync)
+        fill_selection(parsed["param_groups"], self._settings.momentum_sync)
+        parsed["param_groups"][0].setdefault(AGREEMENT_KEY, [])
         sketched = map_momenta(parsed, self.param_groups, self._pieces.sketch)
         return {**self._check_state(sketched), "state": parsed["state"]}
 

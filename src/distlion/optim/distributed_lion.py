@@ -13,13 +13,12 @@ from torch.optim.optimizer import ParamsT
 
 from distlion import faults, signals
 from distlion.aggregation import Aggregation
-from distlion.errors import CheckpointError
 from distlion.exchange import ChunkKind, Exchange, Header
 from distlion.failures import Status
 from distlion.kernels import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
-from distlion.optim.saved_state import restoring
+from distlion.optim.saved_state import parse_or_note, restoring
 from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes, Settings
 from distlion.session import (
     Fingerprint,
@@ -80,7 +79,7 @@ class DistributedLion(VotingBase):
         nonfinite: Response to a gradient, direction or new momentum that is not finite: "raise" or
             "skip" the step on all workers, or "abstain": leave out that worker for that parameter.
         on_mismatch: "raise" where replicas differ, or "repair" from the majority of workers.
-        on_disagreement: "warn" of workers that differ from the majority, or "exclude" their votes.
+        on_disagreement: "warn" of workers far from the majority, or "exclude"; see ``diagnostics``.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
         rounding: "nearest", or "stochastic" for bfloat16, which otherwise loses small updates.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
@@ -100,8 +99,9 @@ class DistributedLion(VotingBase):
     Notes:
         ``step()`` is committed, or changes nothing and raises the same on every rank. After
         NonFiniteError, SparseGradientError, StepInputError and GradientChangedError training can go
-        on; after any other StepError this optimizer is dead. A crash can leave workers one step
-        apart, never inside a step. Buffers (BatchNorm) are not averaged; see ``average_buffers``.
+        on; after any other StepError this optimizer is dead. Ctrl-C waits for the end of a step. A
+        crash can leave workers one step apart, never inside a step. Buffers such as BatchNorm's are
+        not synchronized; see ``average_buffers``.
 
     Example:
         >>> optimizer = distlion.DistributedLion(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -245,7 +245,7 @@ class DistributedLion(VotingBase):
 
     def _gather_inputs(self) -> StepInputs:
         """Gather the inputs that buckets share; other workers hear of errors too."""
-        session, groups, problem = self._session, self.param_groups, None
+        session, groups, problem, is_excluded = self._session, self.param_groups, None, False
         ranks, settings = session.ranks, self._settings
         toggled = session.fingerprint.list_toggled(groups)
         try:
@@ -253,6 +253,7 @@ class DistributedLion(VotingBase):
                 session.fingerprint.check_groups(groups)
             self._known_step = read_step(groups)
             numbers = read_groups(self)
+            is_excluded = session.follow_up is not None and session.follow_up.excludes_this_worker
         except Exception as error:  # noqa: BLE001
             numbers, problem = GroupNumbers(groups, [], found_inf=False), error
         digest = session.fingerprint.digest(describe_hyperparameters(numbers.groups), toggled)
@@ -268,7 +269,7 @@ class DistributedLion(VotingBase):
             wants_digest=session.gradients.steps_left > 0,
             note_norm=session.note_norm,
             after_encode=partial(self._fire, "after_encode", coins.step),
-            is_excluded=session.follow_up is not None and session.follow_up.excludes_this_worker,
+            is_excluded=is_excluded,
         )
         return inputs if problem is None else inputs.refused(problem)
 
@@ -288,7 +289,9 @@ class DistributedLion(VotingBase):
         """Accumulate gradients; with overlap, put all but a step's last backward pass inside.
 
         Example:
-            >>> with optimizer.no_sync(): ...  # all backward passes but the last one
+            >>> with optimizer.no_sync():
+            ...     model(first).loss.backward()
+            >>> model(second).loss.backward()
         """
         return nullcontext() if self._session.overlap is None else self._session.overlap.pause()
 
@@ -358,8 +361,7 @@ class DistributedLion(VotingBase):
                 raise
             self._lay_out()
             added = self.param_groups[-1]["params"]
-            if not session.ranks.is_alone:
-                session.replicas.take_over(session.params, added, step=step)
+            session.replicas.take_over(session.params, added, step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
@@ -385,12 +387,8 @@ class DistributedLion(VotingBase):
         """
         session, step = self._session, self._find_step()
         session.check_idle("load_state_dict()")
-        filled, problem = {}, None
         with session.lifecycle.exchange("load_state_dict()"):
-            try:
-                filled = self._parse_state(state_dict, self._settings.momentum_sync)
-            except CheckpointError as error:
-                problem = error
+            filled, problem = parse_or_note(lambda: self._parse_state(state_dict))
             session.meetings.agree("load_state_dict()", problem, step=step)
             session.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)
             session.fingerprint.check_unchanged(self.param_groups)

@@ -229,18 +229,18 @@ def check_selections(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_agreements(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Check that running agreements of workers are numbers from 0 to 1 by the workers' ids.
+    """Check that running agreements of workers are a list of numbers from 0 to 1.
 
     Raises:
         CheckpointError: They are not.
     """
     for number, group in enumerate(groups):
-        kept = group.get(AGREEMENT_KEY, {})
+        kept = group.get(AGREEMENT_KEY, [])
         if not is_agreement(kept):
             raise CheckpointError(
-                f"saved group {number} has {AGREEMENT_KEY} {shorten(kept)}. Expected a number from "
-                f"0 to 1 for each worker, by its id as text. Remove {AGREEMENT_KEY} from the saved "
-                "groups, after which all workers begin alike"
+                f"saved group {number} has {AGREEMENT_KEY} {shorten(kept)}. Expected a list of "
+                f"numbers from 0 to 1. Remove {AGREEMENT_KEY} from the saved groups, after which "
+                "all workers begin alike"
             )
 
 

@@ -22,6 +22,7 @@ from distlion.optim.saved_groups import (
     shorten,
     take_lions,
 )
+from distlion.options import export_agreement
 
 
 @contextmanager
@@ -42,6 +43,16 @@ def reading_state() -> Iterator[None]:
         ) from error
 
 
+def parse_or_note(
+    parse: Callable[[], dict[str, Any]],
+) -> tuple[dict[str, Any], CheckpointError | None]:
+    """Return a parsed state, or the error, of which other workers have to hear before it raises."""
+    try:
+        return parse(), None
+    except CheckpointError as error:
+        return {}, error
+
+
 def export_state(
     state_dict: dict[str, Any],
     params: Sequence[Tensor],
@@ -58,7 +69,12 @@ def export_state(
         step: The step of all groups.
     """
     groups = [
-        {**group, "aggregation": repr(group["aggregation"]), "step": step}
+        {
+            **group,
+            **export_agreement(group),
+            "aggregation": repr(group["aggregation"]),
+            "step": step,
+        }
         for group in state_dict["param_groups"]
     ]
     state = {

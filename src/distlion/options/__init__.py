@@ -10,7 +10,7 @@ from distlion.options.clipping import (
     plan_norms,
 )
 from distlion.options.diagnostics import Diagnosis, Examiner
-from distlion.options.exclusion import AGREEMENT_KEY, is_agreement
+from distlion.options.exclusion import AGREEMENT_KEY, export_agreement, is_agreement
 from distlion.options.follow_up import FollowUp, describe_kept
 from distlion.options.momentum_stage import (
     SELECTED_KEY,
@@ -54,6 +54,7 @@ __all__ = [
     "clip_alone",
     "clip_together",
     "describe_kept",
+    "export_agreement",
     "fill_selection",
     "find_sharding",
     "is_agreement",

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlion.errors import InvalidArgumentError
 from distlion.exchange import plan_sample
 from distlion.kernels import Segment
 from distlion.options.exclusion import AGREEMENT_KEY, Exclusion
@@ -117,23 +116,12 @@ class Examiner:
             groups: Its param groups, where running agreements are kept.
             params: As for the class.
             earlier: As for the class.
-
-        Raises:
-            InvalidArgumentError: Votes of disagreeing workers are to be left out, under a rule that
-                counts what they sent before.
         """
         excludes = settings.on_disagreement == "exclude"
         if not excludes and groups:
             groups[0].pop(AGREEMENT_KEY, None)
         if settings.diagnose_every is None:
             return None
-        stateful = next((param for param in params if param.rule.worker_state), None)
-        if excludes and stateful is not None:
-            raise InvalidArgumentError(
-                f"on_disagreement='exclude', and {stateful.name} is voted on by {stateful.rule!r}, "
-                "which counts what a worker sent in earlier steps too. Expected a rule without "
-                "memory, such as MajorityVote(). Or use on_disagreement='warn'"
-            )
         return cls(
             settings.diagnose_every,
             params,
@@ -217,11 +205,18 @@ class Examiner:
                 self._found.append(replace(found, excluded=tuple(sorted(excluded))))
         self._watch.observe(step, counts)
         if self._exclusion is not None:
-            self._exclusion.observe(step, counts)
+            self._exclusion.observe(step, counts, _find_absent(rows))
 
     def warn(self) -> None:
-        """Warn of workers that disagree with the others, each once; between steps."""
+        """Log and warn of workers that disagree with the others; between steps."""
+        if self._exclusion is not None:
+            self._exclusion.log_changes()
         self._watch.warn()
+
+
+def _find_absent(rows: Sequence[Sequence[float]]) -> list[int]:
+    """Find the places of workers without a vote: all directions, half of the numbers, are NaN."""
+    return [place for place, row in enumerate(rows) if 2 * sum(map(math.isnan, row)) == len(row)]
 
 
 def diagnose(

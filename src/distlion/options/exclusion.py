@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,7 +12,8 @@ from distlion.options.reliability import LARGEST_GAP, LEAST_WORKERS, Counts, sha
 logger = logging.getLogger("distlion")
 
 AGREEMENT_KEY = "agreement"
-"""Key of the first param group with each worker's running agreement, by its id as text."""
+"""Key of the first param group with each worker's running agreement: by its id, as text; in saved
+states a list in rank order, since ids mean nothing to a crew that is formed later."""
 _FIRST = 0.5
 _DECAY = 0.95
 
@@ -25,49 +26,66 @@ class Exclusion:
         left out of the next votes: a_i < median_j(a_j) - ``LARGEST_GAP``
 
     share_i is a worker's agreement with the majority of the others on all sampled elements of a
-    step. It is measured for workers that are left out too, so that they return. A worker that joins
-    others begins with their median. The median worker is never left out.
+    step. It is measured for workers that are left out too, so that they return. A worker that was
+    absent, or is new, begins with the median of the others. The median worker is never left out.
 
     Args:
-        groups: Param groups; the first one keeps the running agreements, and states save them.
+        groups: Param groups; the first one keeps the running agreements.
         voters: Ids of the workers that vote, in rank order.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], voters: Sequence[int]) -> None:
         self._groups, self._names = groups, [str(voter) for voter in voters]
+        self._changes: list[str] = []
+        saved = groups[0].get(AGREEMENT_KEY, ())
+        if not isinstance(saved, Mapping):
+            # Of another number of workers nobody knows who is who.
+            fits = len(saved) == len(self._names)
+            groups[0][AGREEMENT_KEY] = dict(zip(self._names, saved, strict=True)) if fits else {}
+        self._write(self._read())
 
     def find_excluded(self) -> frozenset[int]:
         """Find the workers whose next votes do not count, by place."""
-        means = self._read()
-        if len(means) < LEAST_WORKERS:
-            return frozenset()
-        least = median(means) - LARGEST_GAP
-        return frozenset(place for place, mean in enumerate(means) if mean < least)
+        return _find_low(self._read())
 
-    def observe(self, step: int, counts: Sequence[Counts]) -> None:
-        """Take one look; it is none for a worker without elements to compare.
+    def observe(self, step: int, counts: Sequence[Counts], absent: Collection[int]) -> None:
+        """Take one look.
 
         Args:
             step: The step that was diagnosed, counted from 0.
-            counts: For each parameter of the step, ``count_agreement``.
+            counts: For each parameter of the step, ``count_agreement``. A worker without elements
+                to compare keeps its running agreement.
+            absent: Places of workers without any vote.
         """
-        before, means = self.find_excluded(), self._read()
-        for place, share in enumerate(share_agreement(counts, len(means))):
-            if share is not None:
-                means[place] = _DECAY * means[place] + (1 - _DECAY) * share
-        # A new dict, as states that were taken share the values of groups.
-        self._groups[0][AGREEMENT_KEY] = dict(zip(self._names, means, strict=True))
-        now = self.find_excluded()
-        for place in sorted(before ^ now):
-            logger.warning(
-                "[step %d] votes of worker %d %s: it agrees with the majority of the others on "
-                "%.1f%% of the elements compared, the median worker on %.1f%%",
-                step,
-                place,
-                "do not count from the next step on" if place in now else "count again",
-                100 * means[place],
-                100 * median(means),
+        before = self._read()
+        shares = share_agreement(counts, len(before))
+        now = [
+            mean if share is None else _DECAY * mean + (1 - _DECAY) * share
+            for mean, share in zip(before, shares, strict=True)
+        ]
+        if others := [mean for place, mean in enumerate(now) if place not in absent]:
+            first = median(others)
+            now = [first if place in absent else mean for place, mean in enumerate(now)]
+        self._write(now)
+        self._note_changes(step, before, now)
+
+    def _note_changes(self, step: int, before: Sequence[float], now: Sequence[float]) -> None:
+        low = _find_low(now)
+        for place in sorted(_find_low(before) ^ low):
+            count = "do not count from the next step on" if place in low else "count again"
+            self._changes.append(
+                f"[step {step}] votes of worker {place} {count}: running agreement with the "
+                f"majority of the others {now[place]:.1%}, of the median worker {median(now):.1%}"
             )
+
+    def log_changes(self) -> None:
+        """Log the changes since the last call; between steps, as a logger may raise."""
+        changes, self._changes = self._changes, []
+        for change in changes:
+            logger.warning("%s", change)
+
+    def _write(self, means: Sequence[float]) -> None:
+        self._groups[0][AGREEMENT_KEY] = dict(zip(self._names, means, strict=True))
 
     def _read(self) -> list[float]:
         """Read the running agreements from the param group, by place."""
@@ -77,12 +95,24 @@ class Exclusion:
         return [saved.get(name, first) for name in self._names]
 
 
+def _find_low(means: Sequence[float]) -> frozenset[int]:
+    if len(means) < LEAST_WORKERS:
+        return frozenset()
+    least = median(means) - LARGEST_GAP
+    return frozenset(place for place, mean in enumerate(means) if mean < least)
+
+
 def is_agreement(value: object) -> bool:
-    """Return whether a saved value can be what the first param group keeps."""
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(mean, float) and 0 <= mean <= 1
-        for name, mean in value.items()
+    """Return whether a saved value can be a list of running agreements."""
+    return isinstance(value, list) and all(
+        isinstance(mean, float) and 0 <= mean <= 1 for mean in value
     )
+
+
+def export_agreement(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a saved group keeps in place of running agreements by id."""
+    kept = group.get(AGREEMENT_KEY)
+    return {AGREEMENT_KEY: list(kept.values())} if isinstance(kept, Mapping) else {}
 
 
 def describe_agreement(groups: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -114,7 +114,11 @@ class ReliabilityWatch:
             f"elements compared, mean of the last {LOOKS} diagnoses up to step {self._step}. The "
             f"median worker agrees on {usual:.1%}; expected at most {100 * LARGEST_GAP:g} points "
             "less. Look for a flipped sign of the loss, wrong labels or faulty hardware there. A "
-            "worker with other data, or with smaller batches, looks the same. Its votes "
-            + ("do not count for as long as this lasts." if self._excludes else "count as before.")
+            "worker with other data, or with smaller batches, looks the same. "
+            + (
+                "Votes are left out while a running agreement is so low: Diagnosis.excluded."
+                if self._excludes
+                else "Its votes count as before."
+            )
         )
         warn_user(DisagreeingWorkersWarning(message, workers=tuple(low)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.exchange import Exchange, list_patterns
 from distlion.options.clipping import ClipNorm
@@ -115,6 +116,21 @@ class Settings:
                     "mean over all workers, those whose votes do not count included. Expected one "
                     f"of them. Leave {name} out"
                 )
+
+    def check_rule(self, rule: Aggregation) -> None:
+        """Check that the rule of a param group suits the other settings.
+
+        Raises:
+            InvalidArgumentError: It does not.
+        """
+        if isinstance(self.exchange, Exchange):
+            self.exchange.check_carries(rule.shape_of(1, 2), rule)
+        if self.on_disagreement == "exclude" and rule.worker_state:
+            raise InvalidArgumentError(
+                f"on_disagreement='exclude' and aggregation={rule!r}, which counts what a worker "
+                "sent in earlier steps too. Expected a rule without memory, such as "
+                "MajorityVote(). Or use on_disagreement='warn'"
+            )
 
     def _check_momenta_travel(self) -> None:
         if (

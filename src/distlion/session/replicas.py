@@ -54,12 +54,13 @@ class Replicas:
     ) -> None:
         self._connections, self._routing = connections, routing
         self._settings, self._is_sharded = settings, ranks.is_sharded
+        self._is_alone = ranks.is_alone
         self.are_compared = self.were_repaired = False
 
     def take_over(
         self, params: Sequence[VotingParam], everything: Sequence[Tensor], *, step: int
     ) -> None:
-        """Overwrite parameters with the values of the group's first rank.
+        """Overwrite parameters with the values of the group's first rank; alone, change nothing.
 
         Args:
             params: All trainable parameters; their order is compared with other workers'.
@@ -69,6 +70,8 @@ class Replicas:
         Raises:
             ConfigMismatchError: Some workers have the same values in another order.
         """
+        if self._is_alone:
+            return
         timeout_s, link_of = self._settings.init_timeout_s, self._connections.link_replicas
         with self._as_one(timeout_s, step=step):
             compare_order(link_of(timeout_s), params, step=step)

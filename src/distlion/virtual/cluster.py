@@ -352,7 +352,7 @@ class VirtualCluster(VotingBase):
             InvalidArgumentError: Workers have been collected for the present step.
         """
         self._collection.check_idle("load_state_dict()")
-        self._load_state(self._parse_state(state_dict, self._settings.momentum_sync))
+        self._load_state(self._parse_state(state_dict))
         self._lay_out()
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:

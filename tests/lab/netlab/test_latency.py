@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +20,11 @@ from distlion.errors import InvalidArgumentError, NetlabError
 from distlion.lab.netlab import (
     Lab,
     LabPlan,
+    forward,
     remove_abandoned_labs,
     remove_lab,
     run_command,
     switch,
-    wires,
 )
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("namespaces_work")]
@@ -45,8 +47,12 @@ def run(lab: Lab, code: str) -> list[str]:
     return lines
 
 
-def switches_of(plan: Any) -> list[int]:
-    return wires.list_processes(plan, of_bridge=True)
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended; init may still have to collect it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
 
 
 CONNECT = """
@@ -135,30 +141,30 @@ def test_a_cable_that_was_pulled_works_again(lab: Lab) -> None:
 def test_the_process_ends_with_the_lab() -> None:
     with Lab(2, latency_s=LATENCY_S) as made:
         plan = made.plan
-        (pid,) = switches_of(plan)
-    assert not os.path.exists(f"/proc/{pid}")
+        (pid,) = switch.find_switch(plan)
+    assert is_gone(pid)
 
 
 def test_the_process_ends_where_the_lab_cannot_be_finished(monkeypatch: Any) -> None:
     started = []
 
     def refuse(self: Any, *_: Any) -> None:
-        started.extend(switches_of(self._plan))
+        started.extend(switch.find_switch(self._plan))
         raise NetlabError("refused")
 
     monkeypatch.setattr("distlion.lab.netlab.wires.Wires.set_rates", refuse)
     with pytest.raises(NetlabError, match="refused"):
         Lab(2, latency_s=LATENCY_S)
     (pid,) = started
-    assert not os.path.exists(f"/proc/{pid}")
+    assert is_gone(pid)
 
 
 def test_a_killed_owner_takes_the_process_with_it() -> None:
     code = f"""
         import os, signal
-        from distlion.lab.netlab import Lab, wires
+        from distlion.lab.netlab import Lab, switch
         lab = Lab(2, latency_s={LATENCY_S})
-        print(*wires.list_processes(lab.plan, of_bridge=True), flush=True)
+        print(*switch.find_switch(lab.plan), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     owner = subprocess.run(
@@ -179,11 +185,98 @@ def test_a_lab_that_stays_keeps_its_process_until_it_is_removed() -> None:
     made = Lab(2, latency_s=LATENCY_S, name="slow", stays=True)
     made.close()
     try:
-        (pid,) = switches_of(made.plan)
+        (pid,) = switch.find_switch(made.plan)
+        assert not is_gone(pid)
+        Lab.find("slow").close()
     finally:
         assert remove_lab("slow") == []
-    assert not switches_of(made.plan)
-    assert pid
+    assert is_gone(pid)
+
+
+def test_a_lab_whose_process_was_killed_is_not_used() -> None:
+    made = Lab(2, latency_s=LATENCY_S, name="broken", stays=True)
+    made.close()
+    try:
+        switch.stop_switch(made.plan)
+        with pytest.raises(NetlabError, match="forwards packets of lab 'broken' is gone"):
+            Lab.find("broken")
+    finally:
+        remove_lab("broken")
+
+
+def test_the_process_does_not_end_with_the_thread_that_made_the_lab() -> None:
+    made: list[Lab] = []
+    thread = threading.Thread(target=lambda: made.append(Lab(2, latency_s=LATENCY_S)))
+    thread.start()
+    thread.join()
+    with made[0] as lab:
+        (pid,) = switch.find_switch(lab.plan)
+        assert not is_gone(pid)
+
+
+class Port:
+    """A port of a switch, with frames that arrive."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.arriving = number, list[bytes]()
+        self.sent = list[bytes]()
+        self.is_full = False
+
+    def fileno(self) -> int:
+        return self.number
+
+    def recv(self, most: int) -> bytes:
+        if not self.arriving:
+            raise BlockingIOError
+        return self.arriving.pop(0)
+
+    def send(self, frame: bytes) -> None:
+        if self.is_full:
+            raise OSError
+        self.sent.append(frame)
+
+
+def frame(target: int, source: int, content: str = "") -> bytes:
+    return bytes(10) + bytes([target] * 6) + bytes([source] * 6) + content.encode()
+
+
+def test_frames_leave_after_the_latency_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(forward.time, "monotonic", lambda: now[0])
+    ports: Any = [Port(number) for number in range(3)]
+    made = forward.Switch(ports, 0.5)
+    assert made.find_wait_s() == -1
+
+    # Nobody knows yet where address 1 is: to all but the sender.
+    ports[0].arriving = [frame(1, 0)]
+    made.receive(0)
+    now[0] = 100.25
+    ports[1].arriving = [frame(0, 1, "a"), frame(0, 1, "b")]
+    made.receive(1)
+    made.send_due()
+    assert made.find_wait_s() == 0.25
+    assert [port.sent for port in ports] == [[], [], []]
+
+    now[0] = 100.5
+    made.send_due()
+    assert [port.sent for port in ports] == [[], [frame(1, 0)], [frame(1, 0)]]
+
+    now[0] = 100.75
+    made.send_due()
+    assert ports[0].sent == [frame(0, 1, "a"), frame(0, 1, "b")]
+    assert made.find_wait_s() == -1
+
+
+def test_a_frame_that_a_port_refuses_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward.time, "monotonic", lambda: 0.0)
+    ports: Any = [Port(number) for number in range(3)]
+    made = forward.Switch(ports, 0.0)
+    ports[1].is_full = True
+    ports[0].arriving = [frame(9, 0)]
+    made.receive(0)
+    made.send_due()
+
+    assert [port.sent for port in ports] == [[], [], [frame(9, 0)]]
 
 
 @pytest.mark.parametrize("latency_s", [-0.1, 1e-4, 11.0, float("nan"), float("inf")])

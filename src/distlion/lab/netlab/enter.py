@@ -2,8 +2,6 @@
 
     python enter.py NAMESPACE-FILE PARENT COMMAND...
 
-With a parent of 0 the command goes on in the background, whoever dies.
-
 Run as a file, not as a module of the package: importing the package takes seconds.
 """
 
@@ -26,12 +24,9 @@ def enter_and_run(namespace: str, parent: int, command: list[str]) -> None:
         OSError: The namespace cannot be entered, or the command cannot be run.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if parent:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before it was watched
-            os._exit(1)
-    elif os.fork():
-        os._exit(0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent died before it was watched
+        os._exit(1)
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         number = ctypes.get_errno()

@@ -1,13 +1,16 @@
-"""Forward frames between a lab's ports in place of its bridge, each after a while.
+"""Forward frames between a lab's ports in place of its bridge, each one after the latency.
 
-    python forward.py SECONDS PORT...
+    python forward.py NAMESPACE-FILE OWNER SECONDS PORT...
 
-Run as a file, not as a module of the package: importing the package takes seconds. It writes one
-line once it forwards, and ends with its namespace's processes.
+Run as a file, not as a module of the package: importing the package takes seconds. Once it
+forwards, it writes one line and goes on in the background, until the process OWNER ends; 0 is for
+none.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import select
 import socket
 import sys
@@ -15,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+_CLONE_NEWNET = 0x40000000
 _ETH_P_ALL = 0x0003
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SOL_PACKET = 263
@@ -26,6 +30,19 @@ _MOST_BYTES = 1 << 16
 _BUFFER_BYTES = 32 << 20
 # Frames of one port before the next one has its turn.
 _TURN = 64
+
+
+def enter(namespace: str) -> None:
+    """Enter a network namespace.
+
+    Raises:
+        OSError: It cannot be entered.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), namespace)
 
 
 def open_port(name: str) -> socket.socket:
@@ -40,7 +57,7 @@ def open_port(name: str) -> socket.socket:
 
 
 class Switch:
-    """Learn which port an address is behind, and send each frame there when its time has come.
+    """Learn which port an address is behind, and send each frame there after the latency.
 
     Args:
         ports: Open ports.
@@ -54,18 +71,25 @@ class Switch:
         # Of (time of departure, port, frame); all wait equally long, so the first one leaves first.
         self._waiting: deque[tuple[float, socket.socket, bytes]] = deque()
 
-    def run(self) -> None:
-        """Forward frames for ever."""
+    def run(self, owner: int | None) -> None:
+        """Forward frames until a process, of this descriptor, ends; None for ever."""
         events = select.epoll()
-        for number in self._ports:
+        for number in [*self._ports, *([] if owner is None else [owner])]:
             events.register(number, select.EPOLLIN)
         while True:
-            wait_s = max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else -1
-            for number, _ in events.poll(wait_s):
-                self._receive(self._ports[number])
-            self._send_due()
+            for number, _ in events.poll(self.find_wait_s()):
+                if number == owner:
+                    return
+                self.receive(number)
+            self.send_due()
 
-    def _receive(self, port: socket.socket) -> None:
+    def find_wait_s(self) -> float:
+        """Return the seconds until a frame is due; -1 if none is waiting."""
+        return max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else -1.0
+
+    def receive(self, number: int) -> None:
+        """Take the frames that have arrived at a port, by its descriptor."""
+        port = self._ports[number]
         for _ in range(_TURN):
             try:
                 frame = port.recv(_MOST_BYTES)
@@ -79,7 +103,8 @@ class Switch:
             others = self._ports.values() if known is None else (known,)
             self._waiting += ((due, other, frame) for other in others if other is not port)
 
-    def _send_due(self) -> None:
+    def send_due(self) -> None:
+        """Send the frames whose time has come."""
         while self._waiting and self._waiting[0][0] <= time.monotonic():
             _, port, frame = self._waiting.popleft()
             try:
@@ -88,8 +113,24 @@ class Switch:
                 continue
 
 
-if __name__ == "__main__":
-    switch = Switch([open_port(name) for name in sys.argv[2:]], float(sys.argv[1]))
+def main(namespace: str, owner: int, latency_s: float, names: Sequence[str]) -> None:
+    """Enter the namespace, and forward in the background.
+
+    Raises:
+        OSError: The namespace cannot be entered, a port cannot be opened, or the owner is gone.
+    """
+    watched = os.pidfd_open(owner) if owner else None
+    enter(namespace)
+    switch = Switch([open_port(name) for name in names], latency_s)
+    if os.fork():
+        os._exit(0)
     sys.stdout.write("forwards\n")
     sys.stdout.flush()
-    switch.run()
+    # The owner waits for the end of what this process writes.
+    for stream in (1, 2):
+        os.dup2(0, stream)
+    switch.run(watched)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import subprocess
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, NetlabError
 from distlion.lab.netlab.lab_plan import LabPlan
 from distlion.lab.netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
 from distlion.lab.netlab.state import LabState, list_states, read_state
-from distlion.lab.netlab.switch import check_latency, start_switch, stop_switch
+from distlion.lab.netlab.switch import check_latency, find_switch, start_switch, stop_switch
 from distlion.lab.netlab.wires import (
     Counters,
     Wires,
@@ -40,8 +39,8 @@ class Lab:
         n_hosts: Number of hosts, 1 to 250; host i has the address 10.77.0.(i + 1).
         rates: One rate for all hosts, as in "100mbit", "unlimited" or, up and down,
             "100mbit/20mbit"; or one for each, as in "1gbit,1gbit,1gbit,100mbit".
-        latency_s: Seconds that a frame takes from any host to another, 0.001 to 10; up to 1 ms more
-            passes. A process then forwards frames in place of the bridge. 0 is for none.
+        latency_s: Seconds that a frame takes from any host to another, 0.001 to 10, or longer on
+            busy cores: a process forwards frames in place of the bridge. 0 is for none.
         name: Name of the lab; None for a random one.
         stays: True if the lab stays after this process, until ``remove_lab``.
 
@@ -72,15 +71,14 @@ class Lab:
         state = LabState.of(plan, stays=stays, latency_s=latency_s)
         check_names_free(plan)
         state.claim()
-        children: list[subprocess.Popen[str]] = []
-        removal = weakref.finalize(self, _remove, state, os.getpid(), children)
+        removal = weakref.finalize(self, _remove, state, os.getpid())
         self._remove: Callable[[], object] = removal
         try:
             create_namespaces(plan)
             self._attach(plan)
             self._wires.build(joins=not latency_s)
             if latency_s:
-                children += start_switch(plan, latency_s, stays=stays)
+                start_switch(plan, latency_s, stays=stays)
             self._wires.set_rates(parsed)
         except BaseException:
             self.close()
@@ -98,10 +96,15 @@ class Lab:
         """Find a lab that stays; closing it leaves the lab in place.
 
         Raises:
-            NetlabError: There is no such lab.
+            NetlabError: There is no such lab, or the process that forwards its packets is gone.
         """
         check_rights()
         state = read_state(name)
+        if state.latency_s and not find_switch(state.plan):
+            raise NetlabError(
+                f"the process that forwards packets of lab {name!r} is gone: distlion netlab down "
+                f"--name {name}, then up"
+            )
         lab = cls.__new__(cls)
         lab._remove = _keep
         lab._attach(state.plan)
@@ -178,9 +181,9 @@ def remove_lab(name: str) -> list[int]:
     """
     check_rights()
     state = read_state(name)
-    running = list_processes(state.plan)
+    running = set(list_processes(state.plan)) - set(find_switch(state.plan))
     _remove(state, os.getpid())
-    return running
+    return sorted(running)
 
 
 def remove_abandoned_labs() -> None:
@@ -198,12 +201,10 @@ def _close(wires: Wires, owner_pid: int) -> None:
         wires.close()
 
 
-def _remove(
-    state: LabState, owner_pid: int, children: Sequence[subprocess.Popen[str]] = ()
-) -> None:
+def _remove(state: LabState, owner_pid: int) -> None:
     if os.getpid() == owner_pid:
         if state.latency_s:
-            stop_switch(state.plan, children)
+            stop_switch(state.plan)
         remove_namespaces(state.plan)
         state.forget()
 

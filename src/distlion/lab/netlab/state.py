@@ -18,7 +18,6 @@ _STATE = fields(
     n_hosts=whole,
     owner_pid=optional(whole),
     owner_start=optional(whole),
-    latency_s=number,
 )
 
 
@@ -101,6 +100,7 @@ def list_states() -> list[LabState]:
         try:
             content = read_json(path)
             _STATE(content, path.name)
+            number(content.get("latency_s", 0.0), path.name)
             state = LabState(**content)
             if state.plan.name == path.stem:
                 states.append(state)

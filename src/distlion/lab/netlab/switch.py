@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from distlion.errors import InvalidArgumentError, NetlabError
 from distlion.lab.netlab.lab_plan import LabPlan
 from distlion.lab.netlab.wires import list_processes
 
-_ENTER = Path(__file__).with_name("enter.py")
 _FORWARD = Path(__file__).with_name("forward.py")
 _NAMESPACE_FOLDER = Path("/run/netns")
 _NOBODY = 0
+_PATIENCE_S = 10
 LEAST_LATENCY_S, MOST_LATENCY_S = 1e-3, 10.0
 
 
@@ -34,7 +34,7 @@ def check_latency(latency_s: float) -> None:
         )
 
 
-def start_switch(plan: LabPlan, latency_s: float, *, stays: bool) -> list[subprocess.Popen[str]]:
+def start_switch(plan: LabPlan, latency_s: float, *, stays: bool) -> None:
     """Start the process in the bridge's namespace, and wait until it forwards.
 
     Args:
@@ -42,48 +42,45 @@ def start_switch(plan: LabPlan, latency_s: float, *, stays: bool) -> list[subpro
         latency_s: Seconds that a frame takes from one host to another.
         stays: Whether it outlives this process.
 
-    Returns:
-        The child to wait for once it was ended; none if it stays.
-
     Raises:
         NetlabError: It cannot forward.
     """
+    namespace = _NAMESPACE_FOLDER / plan.bridge_namespace
+    owner = _NOBODY if stays else os.getpid()
     ports = [plan.port(host) for host in range(plan.n_hosts)]
-    python = [sys.executable, "-I", "-S"]
-    popen = subprocess.Popen(
-        [
-            *(*python, str(_ENTER), str(_NAMESPACE_FOLDER / plan.bridge_namespace)),
-            str(_NOBODY if stays else os.getpid()),
-            *(*python, str(_FORWARD), repr(latency_s), *ports),
-        ],
+    command = [sys.executable, "-I", "-S", str(_FORWARD), str(namespace), str(owner)]
+    finished = subprocess.run(
+        [*command, repr(latency_s), *ports],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         start_new_session=True,  # Ctrl-C is for the lab's owner
+        check=False,
     )
-    assert popen.stdout is not None
-    assert popen.stderr is not None
-    with popen.stdout, popen.stderr:
-        forwards = popen.stdout.readline()
-        said = "" if forwards else popen.stderr.read()
-    if stays or not forwards:
-        popen.wait()
-    if not forwards:
-        reason = [popen.returncode, *said.splitlines()][-1]
+    if not finished.stdout:
+        reason = [finished.returncode, *finished.stderr.splitlines()][-1]
         raise NetlabError(f"frames cannot be delayed: {reason}")
-    return [] if stays else [popen]
 
 
-def stop_switch(plan: LabPlan, children: Sequence[subprocess.Popen[str]]) -> None:
-    """End the process of a lab; nothing else runs beside the bridge.
+def find_switch(plan: LabPlan) -> list[int]:
+    """Find the process that forwards a lab's frames; empty where there is none."""
+    return [pid for pid in list_processes(plan) if _forwards(pid)]
 
-    Args:
-        plan: The lab.
-        children: The result of ``start_switch``; none in another process.
-    """
-    for pid in list_processes(plan, of_bridge=True):
+
+def stop_switch(plan: LabPlan) -> None:
+    """End the process that forwards a lab's frames, and wait until it has ended."""
+    for pid in find_switch(plan):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    for child in children:
-        child.wait()
+            descriptor = os.pidfd_open(pid)
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [], _PATIENCE_S)
+            finally:
+                os.close(descriptor)
+
+
+def _forwards(pid: int) -> bool:
+    try:
+        return str(_FORWARD) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return False

@@ -103,11 +103,10 @@ def remove_namespaces(plan: LabPlan) -> None:
             netns.remove(name)
 
 
-def list_processes(plan: LabPlan, *, of_bridge: bool = False) -> list[int]:
-    """List the processes that run on a lab's hosts, or beside its bridge."""
+def list_processes(plan: LabPlan) -> list[int]:
+    """List the processes that run inside a lab."""
     inside = netns.ns_pids()
-    names = [plan.bridge_namespace] if of_bridge else plan.host_namespaces
-    return sorted(pid for name in names for pid in inside.get(name, []))
+    return sorted(pid for name in plan.namespaces for pid in inside.get(name, []))
 
 
 class Wires:
