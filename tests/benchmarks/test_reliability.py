@@ -16,7 +16,7 @@ MODULES = (
     "study_path",
     *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
     *("runs", "archive", "work", "cells", "plan", "images", "text", "sources"),
-    *("protocol", "watched", "unequal", "gap"),
+    *("protocol", "watched", "unequal", "gap", "option"),
 )
 
 
@@ -180,7 +180,7 @@ def test_the_program_lists_what_is_open_and_writes_the_page(
     study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study.program.main(["open", "--results", str(tmp_path)])
-    assert len(capsys.readouterr().out.split()) == 54 + 6 + 18
+    assert len(capsys.readouterr().out.split()) == 54 + 6 + 18 + 18
 
     study.program.main(["report", "--results", str(tmp_path)])
     assert "Decided: weighted: open" in (tmp_path / "reliability.md").read_text()
@@ -289,3 +289,42 @@ def test_the_table_of_unequal_batches_judges_all_seeds(
     assert study.unequal.describe_unequal(found.get).splitlines()[-1].endswith(f"| {verdict} |")
     del found[next(iter(found))]
     assert study.unequal.describe_unequal(found.get).splitlines()[-1].endswith("| open |")
+
+
+@pytest.mark.parametrize(
+    ("changes", "decided"),
+    [
+        ({(None, 2): 51.0, (None, 3): 53.0}, "ship"),
+        ({(None, 2): 51.0, (None, 3): 50.9}, "reject"),
+        ({(None, 2): 51.0, (None, 3): 53.0, (None, 0): 49.0}, "reject"),
+        ({(None, 2): 51.0, (None, 3): 53.0, (0.1, 3): 48.0}, "reject"),
+    ],
+)
+def test_the_option_ships_by_the_protocol(
+    study: Any, changes: dict[tuple[float | None, int], float], decided: str
+) -> None:
+    made = Made(study, {})
+    made.make_all()
+    assert study.option.decide_option(made.find) == "open"
+    for run in study.option.list_option():
+        percent = changes.get((run.alpha, run.attackers), 50.0)
+        made.found[run.name] = {
+            "test": {"accuracy": percent / 100 + run.seed / 1000},
+            "excluded": [0.5] * run.attackers + [0.02] + [0.0] * (7 - run.attackers),
+        }
+
+    assert study.option.decide_option(made.find) == decided
+    page = study.option.describe_option(made.find)
+    assert "| even, 2 flip | 50.2 ± 0.1 | 51.2 ± 0.1, better | 50 % | 2 % |" in page
+    assert page.endswith(f"Decided: {decided}.\n")
+    assert "| even | open | open | open | open |" in study.option.describe_option({}.get)
+
+
+def test_a_run_of_the_option_records_who_was_left_out(study: Any, task: Any) -> None:
+    (run, *_) = study.option.list_excluding((None, 2))
+    config = replace(run, steps=12, batch=16, evaluations=1)
+    record = study.option.ExcludingTrainer(config, task, lambda _: None).run()
+
+    assert record["diverged"] is None
+    assert len(record["excluded"]) == 8
+    assert record["excluded"] == [0.0] * 8  # two looks are not enough

@@ -7,7 +7,8 @@ from planted import Mutation
 WATCH, WEIGHED = "options/reliability.py", "lab/training/weighed_votes.py"
 LOOKS = ("options/test_reliability.py",)
 LAB = ("lab/training/test_weighed_votes.py",)
-EXCLUSION, OUT = "options/exclusion.py", ("options/test_exclusion.py",)
+EXCLUSION = "options/exclusion.py"
+OUT = ("options/test_exclusion.py", "options/test_exclusion_states.py")
 REAL = ("distributed/test_excluded_workers.py",)
 
 RELIABILITY = (

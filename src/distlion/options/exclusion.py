@@ -1,4 +1,4 @@
-"""Workers whose votes do not count for as long as they disagree with the others."""
+"""Workers whose votes do not count while they disagree with the others."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _Latency = Annotated[
     str,
     typer.Option(
         help="Time from any host to another: 50ms, or seconds; 0 for none. A process then forwards "
-        "all packets, about 50,000 in a second."
+        "all packets."
     ),
 ]
 _Name = Annotated[str, typer.Option(help="Name of the lab.")]

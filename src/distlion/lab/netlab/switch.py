@@ -1,4 +1,4 @@
-"""A process that forwards a lab's frames in place of its bridge, so that they take a while."""
+"""A process that forwards a lab's frames in place of its bridge, each one after the latency."""
 
 from __future__ import annotations
 
