@@ -38,8 +38,8 @@ LATENCY = (
     Mutation(
         "latency: the process outlives its owner",
         "lab/netlab/forward.py",
-        "                if number == owner:\n",
-        "                if number < 0:\n",
+        "for number in [*self._ports, *([] if owner is None else [owner])]:",
+        "for number in self._ports:",
         LAB,
     ),
     Mutation(
