@@ -38,8 +38,8 @@ PROTOCOL = (
     Mutation(
         "a worker leaves the exchange once it finds an error, simulated",
         "step/vote.py",
-        "    votes, present = _list_cast(route, segments, votes, inputs)\n    if faults",
-        "    votes, present = _list_cast(route, segments, votes, inputs)\n"
+        "not inputs.is_excluded for segment in segments]\n    if faults",
+        "not inputs.is_excluded for segment in segments]\n"
         "    if header.status is Status.NON_FINITE and inputs.rank == header.culprit:\n"
         '        raise GradientChangedError("not finite", is_recoverable=True)\n'
         "    if faults",

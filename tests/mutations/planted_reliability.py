@@ -225,8 +225,8 @@ RELIABILITY = (
     Mutation(
         "excluded: a vote is sent, but says that it is none",
         "step/vote.py",
-        "        votes, *_ = route.encode([], inputs.coins)\n    return votes, [",
-        "        pass\n    return votes, [",
+        "        votes, *_ = route.encode([], inputs.coins)\n    if seen",
+        "        pass\n    if seen",
         REAL,
     ),
     Mutation(
@@ -239,7 +239,7 @@ RELIABILITY = (
     Mutation(
         "excluded: a momentum stands still where nobody else votes",
         "vote/bucket_vote.py",
-        "        if alone:\n",
+        "        if not all(present):\n",
         "        if False:\n",
         REAL,
     ),

@@ -233,7 +233,7 @@ def cast_vote(
         # A GradScaler may know that something overflowed, but not what.
         position = -1 if inputs.found_inf else route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
-    votes, present = _list_cast(route, segments, votes, inputs)
+    present = [segment.grad is not None and not inputs.is_excluded for segment in segments]
     if faults.armed:
         inputs.after_encode()
     changed = draft.find_changed()
@@ -247,29 +247,22 @@ def cast_vote(
     return CastVote(replace(draft, segments=segments), reply)
 
 
-def _list_cast(
-    route: Route, segments: Sequence[Segment], votes: Tensor, inputs: StepInputs
-) -> tuple[Tensor, Sequence[bool]]:
-    """Return the vote, and the parameters that it is for: none for a worker that is left out."""
-    if inputs.is_excluded:
-        votes, *_ = route.encode([], inputs.coins)
-    return votes, [segment.grad is not None and not inputs.is_excluded for segment in segments]
-
-
 def _encode(
     draft: Draft, inputs: StepInputs, completion: Completion | None
 ) -> tuple[Tensor, Sequence[bool], Header, list[Tensor]]:
     """Encode a vote, and read it together with flags on its device.
 
     Returns:
-        The vote, whether each segment is finite, the header with their digest, and the flags of a
-        completion.
+        The vote, without bits if this worker's votes do not count; whether each segment is finite;
+        the header with their digest, and the flags of a completion.
     """
     route, segments, header = draft.route, draft.segments, draft.header
     wants_digest = inputs.wants_digest and header.status is Status.OK
     seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
     asked = [] if completion is None else [completion.flags]
     votes, finite, *read = route.encode(segments, inputs.coins, *asked, *seen)
+    if inputs.is_excluded:
+        votes, *_ = route.encode([], inputs.coins)
     if seen:
         header = replace(header, gradient_digest=digest_gradients(segments, read[-1]))
     return votes, finite.tolist(), header, read[: len(asked)]

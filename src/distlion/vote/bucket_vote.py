@@ -148,14 +148,9 @@ class BucketVote:
         """
         reply = self.read_reply(payload)
         kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
-        # Momenta of a worker that is left out move too where nobody else has a vote.
-        alone = [
-            segment
-            for segment, n_votes in zip(segments, present, strict=True)
-            if not n_votes and segment.grad is not None
-        ]
-        if alone:
-            kernels.update_momentum(alone, [1] * len(alone))
+        if not all(present):
+            # Momenta of a worker that is left out move too where nobody else has a vote.
+            kernels.update_momentum(segments, [not n_votes for n_votes in present])
         self.note()
 
     def apply(
