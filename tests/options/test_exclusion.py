@@ -131,6 +131,7 @@ def test_weights_count_for_those_that_are_not_left_out() -> None:
     assert torch.allclose(param, torch.full((SIZE,), LR * (led - (40 - led))), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::distlion.errors.DisagreeingWorkersWarning")
 def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     cluster, param = make_cluster(3)
     grads = Grads(3, lambda worker, step: worker == 2 and step < 20)
@@ -160,7 +161,7 @@ def test_the_warning_says_that_votes_do_not_count() -> None:
     [
         ({"diagnose_every": None}, "Add diagnose_every=10"),
         ({"momentum_sync": distlion.MomentumSync(every=3)}, "Leave momentum_sync out"),
-        ({"clip_norm": distlion.ClipNorm(1.0, scope="global")}, "Leave clip_norm out"),
+        ({"clip_norm": distlion.ClipNorm(1.0, scope="global")}, "Use scope='worker', or"),
         ({"on_disagreement": "ignore"}, "expected one of 'warn', 'exclude'"),
         ({"aggregation": distlion.FeedbackVote()}, "Expected a rule without memory"),
     ],

@@ -16,7 +16,9 @@ from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.options.exclusion import Exclusion
 
 
-def test_a_state_goes_on_with_the_same_workers_left_out() -> None:
+def test_a_state_goes_on_with_the_same_workers_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     whole, param = make_cluster(4)
     grads = Grads(4, flip_last)
     for _ in range(25):
@@ -29,10 +31,14 @@ def test_a_state_goes_on_with_the_same_workers_left_out() -> None:
     resumed, other = make_cluster(4)
     other.data.copy_(saved)
     resumed.load_state_dict(state)
+    caplog.clear()
     assert len(state["param_groups"][0]["agreement"]) == 4
     for drawn in rest:
         step(resumed, other, drawn)
 
+    assert [each.getMessage() for each in caplog.records] == [
+        "votes of workers 3 do not count, as when saved"
+    ]
     assert torch.equal(other, param)
     assert [each.excluded for each in resumed.diagnostics()] == [(3,)] * 5
     assert resumed.state_dict()["param_groups"] == whole.state_dict()["param_groups"]

@@ -42,6 +42,8 @@ class Exclusion:
             # Of another number of workers nobody knows who is who.
             fits = len(saved) == len(self._names)
             groups[0][AGREEMENT_KEY] = dict(zip(self._names, saved, strict=True)) if fits else {}
+            low = ", ".join(map(str, sorted(self.find_excluded())))
+            self._changes += [f"votes of workers {low} do not count, as when saved"] if low else []
         self._write(self._read())
 
     def find_excluded(self) -> frozenset[int]:

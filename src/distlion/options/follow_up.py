@@ -102,7 +102,7 @@ class FollowUp:
         if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:
             raise UnsupportedTypeError(
                 f"on_disagreement='exclude', and {len(ranks.inside)} ranks act as one worker "
-                "(nodes= or shards), of which each compares only its part of the parameters. "
+                "(nodes= or shards). Each of them compares only its own part of the parameters. "
                 "Expected workers of one rank. Use on_disagreement='warn'"
             )
         before = None if earlier is None else earlier._examiner

@@ -106,15 +106,16 @@ class Settings:
                 "on_disagreement='exclude' without diagnose_every=, which compares workers. "
                 "Expected a number of steps between two comparisons. Add diagnose_every=10"
             )
-        for name, travels in (
-            ("momentum_sync", self.momentum_sync is not None),
-            ("clip_norm", self.clip_norm is not None and self.clip_norm.scope == "global"),
+        is_global = self.clip_norm is not None and self.clip_norm.scope == "global"
+        for name, is_mean, remedy in (
+            ("momentum_sync", self.momentum_sync is not None, "Leave momentum_sync out"),
+            ("clip_norm", is_global, "Use scope='worker'"),
         ):
-            if travels:
+            if is_mean:
                 raise InvalidArgumentError(
-                    f"on_disagreement='exclude' and {name}={getattr(self, name)!r}, which is a "
-                    "mean over all workers, those whose votes do not count included. Expected one "
-                    f"of them. Leave {name} out"
+                    f"on_disagreement='exclude' and {name}={getattr(self, name)!r}, a mean over "
+                    "all workers, which includes those whose votes do not count. Expected no mean "
+                    f"over workers. {remedy}, or on_disagreement='warn'"
                 )
 
     def check_rule(self, rule: Aggregation) -> None:

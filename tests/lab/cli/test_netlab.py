@@ -116,7 +116,7 @@ class TestInALab:
         up = invoke("up", "--hosts", "2", "--latency", "5ms", "--name", "test-slow")
         down = invoke("down", "--name", "test-slow")
         assert (up.exit_code, down.exit_code) == (0, 0), up.stderr + down.stderr
-        assert "lab test-slow, 5 ms" in up.stdout
+        assert "lab test-slow, 5 ms one way" in up.stdout
 
     def test_run_exits_with_the_status_of_the_rank_that_failed(self):
         result = invoke("run", "--hosts", "2", "--", "sh", "-c", "exit $((RANK * 5))")

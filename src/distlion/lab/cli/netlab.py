@@ -43,8 +43,8 @@ _Rate = Annotated[str, typer.Option(help=_RATE_HELP)]
 _Latency = Annotated[
     str,
     typer.Option(
-        help="Time from any host to another: 50ms, or seconds; 0 for none. A process then forwards "
-        "all packets."
+        help="Time from any host to another, one way, half of what ping shows: 50ms; without a "
+        "unit in seconds; 0 for none. A process then forwards all packets."
     ),
 ]
 _Name = Annotated[str, typer.Option(help="Name of the lab.")]
@@ -293,6 +293,8 @@ def _show_lab(description: dict[str, Any]) -> None:
     name, head = description["name"], ("host", "namespace", "address", "rate")
     rows = [[str(value) for value in host.values()] for host in description["hosts"]]
     console = Console()
-    latency = f", {1000 * description['latency_s']:g} ms" if description["latency_s"] else ""
+    latency = (
+        f", {1000 * description['latency_s']:g} ms one way" if description["latency_s"] else ""
+    )
     print_table(console, build_table(head, rows, left=head, title=f"lab {name}{latency}"))
     console.print(Text(f"distlion netlab run --name {name} -- COMMAND"), soft_wrap=True)
