@@ -76,7 +76,7 @@ def ask_for_rate(place: Path, rate: str) -> None:
 
 
 class Stepper(Protocol):
-    """What steps on a worker's gradients."""
+    """An optimizer of one worker."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -6,9 +6,7 @@ from statistics import median
 from typing import Any
 
 import study_path  # noqa: F401
-from cells import Cell
-from plan import IMAGES
-from protocol import CONDITIONS, MAJORITY, RATES, WORKERS, Condition, Find, name_condition
+from protocol import CONDITIONS, MAJORITY, Condition, Find, list_runs, name_condition
 from runs import RunConfig
 
 SEEDS = (4, 5, 6)
@@ -17,10 +15,7 @@ SEEDS = (4, 5, 6)
 
 def list_condition(condition: Condition) -> list[RunConfig]:
     """Return the runs of one row, by seed."""
-    alpha, flippers = condition
-    factor = -1.0 if flippers else 1.0
-    cell = Cell(IMAGES, MAJORITY, WORKERS, alpha=alpha, attackers=flippers, factor=factor)
-    return [cell.config(RATES[alpha], seed, is_tuning=False) for seed in SEEDS]
+    return list_runs(MAJORITY, condition, SEEDS)
 
 
 def list_gap() -> list[RunConfig]:

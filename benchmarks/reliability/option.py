@@ -8,18 +8,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 import study_path  # noqa: F401
-from cells import SEEDS, Cell
-from plan import IMAGES
 from protocol import (
     CONDITIONS,
-    FLIPPERS,
     MAJORITY,
-    RATES,
-    WORKERS,
-    Condition,
     Find,
-    compare,
+    decide,
     find_all,
+    judge,
+    list_runs,
     name_condition,
     score,
 )
@@ -33,17 +29,9 @@ EXCLUDING = "excluding"
 EVERY = 10
 
 
-def list_excluding(condition: Condition) -> list[RunConfig]:
-    """Return the runs of one row, by seed."""
-    alpha, flippers = condition
-    factor = -1.0 if flippers else 1.0
-    cell = Cell(IMAGES, EXCLUDING, WORKERS, alpha=alpha, attackers=flippers, factor=factor)
-    return [cell.config(RATES[alpha], seed, is_tuning=False) for seed in SEEDS]
-
-
 def list_option() -> list[RunConfig]:
     """Return all runs, all conditions of a seed before the next seed."""
-    by_seed = zip(*map(list_excluding, CONDITIONS), strict=True)
+    by_seed = zip(*(list_runs(EXCLUDING, each) for each in CONDITIONS), strict=True)
     return [run for runs in by_seed for run in runs]
 
 
@@ -73,21 +61,9 @@ class ExcludingTrainer(Trainer):
         return {**record, "excluded": shares}
 
 
-def judge(find: Find, condition: Condition) -> str:
-    """Return "better", "worse" or "inconclusive" beside the majority; "open" without all runs."""
-    own, other = _find_all(find, condition), find_all(find, MAJORITY, condition)
-    if not (own and other):
-        return "open"
-    return compare([score(each) for each in own], [score(each) for each in other])
-
-
 def decide_option(find: Find) -> str:
-    """Return "ship" if it helps against flippers on even data and harms nowhere, or "reject"."""
-    verdicts = {condition: judge(find, condition) for condition in CONDITIONS}
-    if "open" in verdicts.values():
-        return "open"
-    helps = all(verdicts[None, flippers] == "better" for flippers in FLIPPERS if flippers)
-    return "ship" if helps and "worse" not in verdicts.values() else "reject"
+    """Return "ship" where a method of weights would be built, else "reject" or "open"."""
+    return decide(find, EXCLUDING).replace("build", "ship")
 
 
 def describe_option(find: Find) -> str:
@@ -103,22 +79,17 @@ def describe_option(find: Find) -> str:
         "|---|---:|---:|---:|---:|",
     ]
     for condition in CONDITIONS:
-        flippers, own = condition[1], _find_all(find, condition)
+        flippers, own = condition[1], find_all(find, EXCLUDING, condition)
         if not own:
             lines.append(f"| {name_condition(condition)} | open | open | open | open |")
             continue
         cells = [_show(find_all(find, MAJORITY, condition))]
-        cells.append(f"{_show(own)}, {judge(find, condition)}")
+        cells.append(f"{_show(own)}, {judge(find, EXCLUDING, condition)}")
         gone = [share for each in own for share in each["excluded"][:flippers]]
         cells.append(f"{100 * fmean(gone):.0f} %" if gone else "")
         cells.append(f"{100 * max(s for each in own for s in each['excluded'][flippers:]):.0f} %")
         lines.append(f"| {name_condition(condition)} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"Decided: {decide_option(find)}.", ""])
-
-
-def _find_all(find: Find, condition: Condition) -> list[dict[str, Any]]:
-    records = [find(run.name) for run in list_excluding(condition)]
-    return [each for each in records if each] if all(records) else []
 
 
 def _show(records: list[dict[str, Any]]) -> str:

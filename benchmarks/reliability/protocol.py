@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -27,12 +27,12 @@ Find = Callable[[str], dict[str, Any] | None]
 Condition = tuple[float | None, int]
 
 
-def list_runs(method: str, condition: Condition) -> list[RunConfig]:
+def list_runs(method: str, condition: Condition, seeds: Sequence[int] = SEEDS) -> list[RunConfig]:
     """Return the runs of one cell of the table, by seed."""
     alpha, flippers = condition
     factor = -1.0 if flippers else 1.0
     cell = Cell(IMAGES, method, WORKERS, alpha=alpha, attackers=flippers, factor=factor)
-    return [cell.config(RATES[alpha], seed, is_tuning=False) for seed in SEEDS]
+    return [cell.config(RATES[alpha], seed, is_tuning=False) for seed in seeds]
 
 
 def list_open(find: Find) -> list[RunConfig]:

@@ -321,7 +321,7 @@ def test_the_option_ships_by_the_protocol(
 
 
 def test_a_run_of_the_option_records_who_was_left_out(study: Any, task: Any) -> None:
-    (run, *_) = study.option.list_excluding((None, 2))
+    (run, *_) = study.protocol.list_runs("excluding", (None, 2))
     config = replace(run, steps=12, batch=16, evaluations=1)
     record = study.option.ExcludingTrainer(config, task, lambda _: None).run()
 

@@ -1,4 +1,4 @@
-"""What states keep of who is left out, and what a failure leaves behind."""
+"""Running agreements in saved states, and failures that leave a step whole."""
 
 from __future__ import annotations
 
