@@ -84,10 +84,10 @@ def _introduce(records: Records) -> str:
     places = sorted({f"{record['cpu']}, torch {record['versions']['torch']}" for record in found})
     return (
         f"{len(found)} runs took {hours:.1f} core-hours on {'; '.join(places) or 'nothing yet'}. "
-        f"{dirty} of them had uncommitted sources. `python benchmarks/study` computes this page "
-        "from `benchmarks/results/runs/`, by the rules of the "
-        "[protocol](../../docs/explanation/protocol.md). `not yet run` means fewer seeds than the "
-        "protocol wants; such a row decides nothing."
+        f"In {dirty} of them sources were not committed. `python benchmarks/study` computes this "
+        "page from `benchmarks/results/runs/`, by the rules of the "
+        "[protocol](../../docs/explanation/protocol.md). `not yet run` marks a comparison with "
+        "too few seeds for the protocol."
     )
 
 

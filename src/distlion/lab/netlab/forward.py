@@ -1,6 +1,6 @@
 """Forward frames between a lab's ports in place of its bridge, each one after the latency.
 
-    python forward.py NAMESPACE-FILE OWNER SECONDS PORT...
+    python forward.py OWNER SECONDS PORT...
 
 Run as a file, not as a module of the package: importing the package takes seconds. Once it
 forwards, it writes one line and goes on in the background, until the process OWNER ends; 0 is for
@@ -9,7 +9,6 @@ none.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import socket
@@ -18,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-_CLONE_NEWNET = 0x40000000
 _ETH_P_ALL = 0x0003
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SOL_PACKET = 263
@@ -30,19 +28,6 @@ _MOST_BYTES = 1 << 16
 _BUFFER_BYTES = 32 << 20
 # Frames of one port before the next one has its turn.
 _TURN = 64
-
-
-def enter(namespace: str) -> None:
-    """Enter a network namespace.
-
-    Raises:
-        OSError: It cannot be entered.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), namespace)
 
 
 def open_port(name: str) -> socket.socket:
@@ -113,14 +98,13 @@ class Switch:
                 continue
 
 
-def main(namespace: str, owner: int, latency_s: float, names: Sequence[str]) -> None:
-    """Enter the namespace, and forward in the background.
+def main(owner: int, latency_s: float, names: Sequence[str]) -> None:
+    """Forward in the background.
 
     Raises:
-        OSError: The namespace cannot be entered, a port cannot be opened, or the owner is gone.
+        OSError: A port cannot be opened, or the owner is gone.
     """
     watched = os.pidfd_open(owner) if owner else None
-    enter(namespace)
     switch = Switch([open_port(name) for name in names], latency_s)
     if os.fork():
         os._exit(0)
@@ -133,4 +117,4 @@ def main(namespace: str, owner: int, latency_s: float, names: Sequence[str]) -> 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -14,6 +14,7 @@ from distlion.errors import InvalidArgumentError, NetlabError
 from distlion.lab.netlab.lab_plan import LabPlan
 from distlion.lab.netlab.wires import list_processes
 
+_ENTER = Path(__file__).with_name("enter.py")
 _FORWARD = Path(__file__).with_name("forward.py")
 _NAMESPACE_FOLDER = Path("/run/netns")
 _NOBODY = 0
@@ -48,9 +49,12 @@ def start_switch(plan: LabPlan, latency_s: float, *, stays: bool) -> None:
     namespace = _NAMESPACE_FOLDER / plan.bridge_namespace
     owner = _NOBODY if stays else os.getpid()
     ports = [plan.port(host) for host in range(plan.n_hosts)]
-    command = [sys.executable, "-I", "-S", str(_FORWARD), str(namespace), str(owner)]
+    python = [sys.executable, "-I", "-S"]
     finished = subprocess.run(
-        [*command, repr(latency_s), *ports],
+        [
+            *(*python, str(_ENTER), str(namespace), str(os.getpid())),
+            *(*python, str(_FORWARD), str(owner), repr(latency_s), *ports),
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
