@@ -22,6 +22,7 @@ from crews import (
     train,
 )
 from distlion.crew import CrewLion
+from distlion.crew.admission import list_asks
 from distlion.errors import CrewError
 
 
@@ -74,34 +75,37 @@ def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) 
 
 
 def join_together(rank: int, size: int, port: int, n_first: int) -> dict[str, Any]:
-    """Some train, and all others come in one moment."""
+    """Some train, and wait in a step until all others ask to be let in."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     crew = make_crew(port, min_workers=2)
     if rank >= n_first:
-        store.add("ready", 1)
         store.wait(["come"])
     seen: list[tuple[int, ...]] = []
+
+    def all_ask() -> bool:
+        found = crew._rendezvous.store
+        return sum(found.check([each.ready]) for each in list_asks(found)) == size - n_first
 
     def act(optimizer: CrewLion) -> None:
         if not seen or crew.epoch.roster.ids != seen[-1]:
             seen.append(crew.epoch.roster.ids)
-        if optimizer.committed_step == STRUCK_AT and not store.check(["come"]):
-            await_true(lambda: store.add("ready", 0) == size - n_first)
+        if optimizer.committed_step == STRUCK_AT and crew.size == n_first:
             store.set("come", "")
+            await_true(all_ask)
         await_members(crew, size if optimizer.committed_step == GOAL - 1 else 0)
 
     result = train(crew, OPTIONS["feedback"], seed=rank, size=n_first, each=act)
     return {**result, "seen": seen}
 
 
-def test_newcomers_that_come_at_once_are_taken_in_two_epochs_at_most() -> None:
+def test_newcomers_that_ask_at_once_are_taken_in_one_epoch() -> None:
     store = host_store()
     results = start(join_together, 5, store.port, 2)
     check_equal(results)
     assert {result["epochs"][GOAL][0] for result in results} == {results[0]["epochs"][GOAL][0]}
     for result in results[:2]:
         assert len(result["epochs"][STRUCK_AT][1]) == 2
-        assert len(result["seen"]) in (2, 3)
+        assert len(result["seen"]) == 2
     for result in results[2:]:
         assert min(result["digests"]) > STRUCK_AT
     for result in results:

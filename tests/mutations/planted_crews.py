@@ -150,6 +150,13 @@ CREW_MUTATIONS = (
         CREWS,
     ),
     Mutation(
+        "crew: an epoch takes one newcomer, however many ask",
+        "crew/epoch.py",
+        "asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]",
+        "asks = list_ready(rendezvous.store, settings)[:1]",
+        ("crew/test_newcomers.py",),
+    ),
+    Mutation(
         "crew: who has not decided answers too",
         "crew/epoch.py",
         'if before.store.compare_set(_DECISION, "", proposal).decode() == proposal:',
