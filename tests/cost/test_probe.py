@@ -1,4 +1,5 @@
 import functools
+import types
 
 import pytest
 import torch.distributed as dist
@@ -72,3 +73,51 @@ def test_slowest_rank_is_the_one_with_the_lowest_rate():
     found = LinkProbe(models[2], models)
     assert found.slowest == 2
     assert found.slowdown == pytest.approx(4.75)
+
+
+class SlowStart:
+    """A link of two whose TCP begins with a window of 14,600 bytes and doubles it in each round."""
+
+    n_members, rank, ranks = 2, 0, (0, 1)
+
+    def __init__(self, latency_ns, rate_bit_per_s):
+        self.latency_ns, self.rate_bit_per_s = latency_ns, rate_bit_per_s
+        self.window_bytes, self.now_ns = 14_600, 0
+        self.counted = ByteCount(0, 0, 0)
+        self.sizes = []
+
+    def all_to_all(self, out, chunks, *, step):
+        left = chunks[0].nbytes
+        self.sizes.append(left)
+        self.now_ns += self.latency_ns
+        while left > 0:
+            sent = min(left, self.window_bytes)
+            left -= sent
+            sending_ns = int(8e9 * sent / self.rate_bit_per_s)
+            if sending_ns < self.latency_ns and left:  # it waits for acknowledgements
+                self.window_bytes *= 2
+                sending_ns = self.latency_ns
+            self.now_ns += sending_ns
+        return types.SimpleNamespace(wait=lambda: None)
+
+    def all_gather(self, out, row, *, step):
+        out[:] = row
+        return types.SimpleNamespace(wait=lambda: None)
+
+
+@pytest.mark.parametrize("latency_ms", [0.1, 10, 100, 200])
+@pytest.mark.parametrize("rate_bit_per_s", [1e6, 1e7, 1e8, 1e9])
+def test_rate_is_that_of_a_connection_at_full_speed(latency_ms, rate_bit_per_s, monkeypatch):
+    link = SlowStart(int(1e6 * latency_ms), rate_bit_per_s)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: link.now_ns)
+    found = probe_link(link, step=0)
+    assert found.latency_s == pytest.approx(1e-3 * latency_ms + 8 * 64 / rate_bit_per_s, rel=0.01)
+    fills = 8 * 4 * 2**20 / rate_bit_per_s > found.latency_s  # 4 MiB, the largest size
+    assert (0.9 if fills else 0.25) < found.rate_bit_per_s / rate_bit_per_s < 1.1
+
+
+def test_a_slow_link_without_latency_is_measured_once(monkeypatch):
+    link = SlowStart(100_000, 1e6)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: link.now_ns)
+    probe_link(link, step=0)
+    assert [size for size in link.sizes if size > 64] == 4 * [192 * 1024]

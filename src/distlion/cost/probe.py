@@ -19,6 +19,8 @@ _TINY_TRIES = 9
 _FIRST_BYTES = 192 * 1024
 _MAX_CHUNK_BYTES = 4 * 1024 * 1024
 _TARGET_NS = 5_000_000
+# On a link with latency TCP takes some round trips until it sends at full speed.
+_TARGET_ROUNDS = 4
 _TRIES = 3
 # One by one, long enough that a rate limiter's credit in between matters little.
 _ALONE_TARGET_S = 0.02
@@ -55,8 +57,9 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
     """Measure latency and rate with all ranks sending at once; every rank must call it.
 
     1 all-to-alls of 64 bytes: the fastest is the latency. 2 one of 192 KiB to all peers together. 3
-    three of a size that should take 5 ms, at least as large as in 2 and at most 4 MiB a peer: the
-    fastest gives the rate. The time of an exchange is the slowest rank's.
+    three of a size that should take 5 ms or four times the latency, at least as large as in 2 and
+    at most 4 MiB a peer; again with larger ones while they are faster: the fastest gives the rate.
+    The time of an exchange is the slowest rank's.
 
     The fastest counts because other processes on a machine can only make an exchange slower.
 
@@ -83,8 +86,13 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
         first_ns = min(_measure(link, chunk_bytes, 1, step))
 
         # 3 the rate
-        chunk_bytes = _choose_chunk_bytes(chunk_bytes, first_ns, latency_ns)
-        taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
+        larger_bytes = _choose_chunk_bytes(chunk_bytes, first_ns, latency_ns)
+        while True:
+            chunk_bytes = larger_bytes
+            taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
+            larger_bytes = _choose_chunk_bytes(chunk_bytes, taken_ns, latency_ns)
+            if 4 * larger_bytes < 5 * chunk_bytes:
+                break
     return _model(latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns)
 
 
@@ -129,7 +137,8 @@ def probe_ranks(link: Transport, *, step: int) -> LinkProbe:
     if link.n_members == 1:
         return LinkProbe(combined, (combined,))
     peers = link.n_members - 1
-    chunk_bytes = int(combined.rate_bit_per_s * _ALONE_TARGET_S / 8 / peers)
+    target_s = max(_ALONE_TARGET_S, _TARGET_ROUNDS * combined.latency_s)
+    chunk_bytes = int(combined.rate_bit_per_s * target_s / 8 / peers)
     chunk_bytes = min(_MAX_CHUNK_BYTES, max(_first_chunk_bytes(link.n_members), chunk_bytes))
     mine = (0, 0)
     for rank in range(link.n_members):
@@ -171,7 +180,7 @@ def _first_chunk_bytes(world_size: int) -> int:
 def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int:
     """Size a chunk for the target time; integers only, so that all ranks agree."""
     transfer_ns = max(1, taken_ns - latency_ns)
-    wanted = chunk_bytes * _TARGET_NS // transfer_ns
+    wanted = chunk_bytes * max(_TARGET_NS, _TARGET_ROUNDS * latency_ns) // transfer_ns
     return min(_MAX_CHUNK_BYTES, max(chunk_bytes, wanted))
 
 
