@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # `import cluster` and `import oracle` work in every import mode of pytest.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -19,6 +20,10 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 from cluster import COVERAGE_VARIABLE, start_server
 
 pytest_plugins = ["small_disk"]
+
+# No limit on the time of an example: a machine under load exceeds any.
+settings.register_profile("distlion", deadline=None)
+settings.load_profile("distlion")
 
 APART = [
     Path(__file__).resolve().parent / name

@@ -5,7 +5,7 @@
 A scene is {"script": text, "victim": rank or null}. A rank is a fork of this process, which has
 imported torch already, and runs the script as ``__main__`` up to the end of its interpreter. A
 victim that was stopped goes on when the others have ended. The script finds the rendezvous in its
-environment, and writes the time at which it fails into the file FAILED of its environment.
+environment, and makes the file FAILED of its environment when it fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +80,8 @@ class Launch:
         """Wait for all."""
         while self._running:
             pid, status = os.waitpid(-1, 0)
-            ended_s = time.monotonic()
             number, rank = self._running.pop(pid)
-            self.endings[number, rank] = {
-                "status": os.waitstatus_to_exitcode(status),
-                "ended_s": ended_s,
-            }
+            self.endings[number, rank] = {"status": os.waitstatus_to_exitcode(status)}
             self._left[number] -= 1
             victim, victim_rank = self._victims.get(number, (0, 0))
             if self._left[number] == 1 and (number, victim_rank) not in self.endings and victim:
@@ -111,12 +106,11 @@ def run_all(folder: Path, scenes: list[dict[str, Any]]) -> str | None:
     rows = []
     for number in range(len(scenes)):
         own = folder / str(number)
-        failed = own / "failed"
-        failed_s = float(failed.read_text()) if failed.exists() else None
+        has_failed = (own / "failed").exists()
         rows.append(
             [
                 launch.endings[number, rank]
-                | {"text": (own / f"log{rank}").read_text(), "failed_s": failed_s}
+                | {"text": (own / f"log{rank}").read_text(), "has_failed": has_failed}
                 for rank in range(RANKS)
             ]
         )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 import distlion
 import oracle
+from distlion.transport import watch, watch_peers
 
 SIZES = {"first": 70, "second": 130}
 
@@ -78,6 +81,35 @@ def caught(optimizer: distlion.DistributedLion | None, action: Callable[[], Any]
             optimizer is None or freeze_state(optimizer) == before,
         )
     return None
+
+
+def give_time() -> None:
+    """Give other ranks long to answer an alarm, as on a busy machine, and to agree on it."""
+    watch.ANSWER_S, watch.SETTLE_S = 2.0, 30.0
+
+
+def note_wait(rank: int, group: dist.ProcessGroup | None = None, *, at: str = "step") -> None:
+    """Let the others know once this rank waits in an exchange of a group: see ``await_waits``."""
+    peer_watch, store = watch_peers(group or dist.group.WORLD), _get_default_store()
+    enter = peer_watch.enter_exchange
+
+    def enter_and_tell(transfer: object) -> None:
+        enter(transfer)
+        store.set(f"waits/{at}/{rank}", "")
+
+    peer_watch.enter_exchange = enter_and_tell  # type: ignore[method-assign]
+
+
+def await_waits(ranks: Iterable[int], *, at: str = "step") -> None:
+    """Wait until all these ranks wait."""
+    _get_default_store().wait([f"waits/{at}/{rank}" for rank in ranks])
+
+
+def lose_patience(optimizer: distlion.DistributedLion, *, after_s: float = 1.0) -> None:
+    """Let this rank alone give up so soon, whatever its ``step_timeout_s`` is."""
+    link = optimizer._session.routing.between
+    assert link is not None
+    link.timeout_s = after_s
 
 
 def assert_raised(found: Caught | None, kind: type[Exception], *fragments: str) -> Caught:

@@ -17,7 +17,6 @@ TESTS = 6
 
 FUZZ = settings(
     max_examples=200 if SECONDS else 30,
-    deadline=None,
     derandomize=not SECONDS,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],

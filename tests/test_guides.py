@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from test_docs import Block, apply_diff, by_place, diff_blocks
 from tiers import in_tiers
@@ -22,9 +22,7 @@ BLOCKS = [block for block in diff_blocks() if "run" in block.info]
 
 def run_workers(code: str, folder: Path) -> list[str]:
     """Run a script as torchrun would, and return what each worker prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code],
@@ -34,7 +32,9 @@ def run_workers(code: str, folder: Path) -> list[str]:
                 "RANK": str(rank),
                 "WORLD_SIZE": str(N),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0",
                 "OMP_NUM_THREADS": "1",
             },
             stdout=subprocess.PIPE,

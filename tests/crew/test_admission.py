@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from crews import await_true
 from distlion.crew import admission, epoch, lifeline, lookout
 from distlion.crew.admission import Ask, ask, list_asks
 from distlion.crew.epoch import Epoch
@@ -100,18 +101,23 @@ def test_nobody_who_trains_is_noticed_in_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "SEEN_S", 0.3)
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep)
+    monkeypatch.setattr(admission, "time", clock)
     store, found = make_store(), list[Any]()
     asking = threading.Thread(target=lambda: found.append(ask(store, make_member(7))))
     asking.start()
     look, members = make_lookout(store), make_epoch(store, 0, 1)
-    until_s = time.monotonic() + 1
-    n_wanted = 0
-    while time.monotonic() < until_s:
+    await_true(lambda: bool(list_asks(store)))
+    (its,) = list_asks(store)
+    for _ in range(4):
         look._n_looks += 1
-        n_wanted += look._look_for_asks(members)
+        look._look_for_asks(members)
+        await_true(lambda: store.check([its.ready]) and store.get(its.ready) == store.get(its.seen))
+        now_s += 2 / 3 * admission.SEEN_S
+    look._n_looks += 1
+    assert look._look_for_asks(members)
     assert asking.is_alive()
-    assert n_wanted > 1
     epoch._decide(make_rendezvous(store), members, [vars(each) for each in members.members])
     asking.join()
     assert [record["id"] for record in found[0]["members"]] == [0, 1, 7]

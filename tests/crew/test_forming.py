@@ -65,13 +65,13 @@ def strike_one(
         step = optimizer.committed_step
         if step >= 1 and not first and crew.size == n_first:
             first.extend(crew.epoch.members)
-        if step == STRUCK_AT and not state["is_done"]:
+        if step == STRUCK_AT and who == "newcomer":
+            store.set("come", "")
+            pid = int(store.get("pid"))
+            await_true(lambda: crew.size == size or crew.wants_change or is_halted(pid))
+        elif step == STRUCK_AT and not state["is_done"]:
             state["is_done"] = True
-            if who == "newcomer":
-                store.set("come", "")
-                pid = int(store.get("pid"))
-                await_true(lambda: crew.size == size or crew.wants_change or is_halted(pid))
-            elif crew.id == first[-1].id:
+            if crew.id == first[-1].id:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif crew.id == first[0 if who == "first" else 1].id:
                 store.set("pid", str(os.getpid()))

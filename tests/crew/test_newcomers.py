@@ -158,7 +158,11 @@ def lose_sight(rank: int, size: int, port: int) -> dict[str, Any]:
             crew._rendezvous._handler._stop_heartbeats()
             crew._lookout._look_for_asks = lambda epoch: False  # type: ignore[method-assign]
             crew._rendezvous.say_alive = lambda word: None  # type: ignore[method-assign]
-            store.set("come", "")
+            if store.add("blind", 1) == 2:
+                store.set("come", "")
+            await_true(lambda: store.check(["trained"]))
+        if rank >= 2 and optimizer.committed_step == 1:
+            store.set("trained", "")
         await_members(crew, size if optimizer.committed_step in (STRUCK_AT, GOAL - 1) else 0)
 
     result = train(crew, OPTIONS["majority"], seed=rank, size=2, each=act)

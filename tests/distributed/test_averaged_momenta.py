@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import distlion
 import drawn
 import matrix
-from accident import SOCKET_BOUND_S, Accident, assert_died, assert_survivors_stopped, stage_all
+from accident import Accident, assert_died, assert_survivors_stopped, stage_all
 from cluster import run_workers
 from distlion import AllReduce, MomentumSync, Nodes, errors, faults
 from drawn import draw_grads
@@ -190,7 +190,7 @@ def test_kill_while_momenta_travel_leaves_no_step_half_done(
 ) -> None:
     outcomes = accidents[name]
     assert_died(outcomes[1])
-    assert_survivors_stopped(ACCIDENTS[name], outcomes, errors.PeerLostError, SOCKET_BOUND_S)
+    assert_survivors_stopped(ACCIDENTS[name], outcomes, errors.PeerLostError)
 
 
 def corrupt_momenta(rank: int, world_size: int) -> Caught | None:

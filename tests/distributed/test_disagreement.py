@@ -18,10 +18,14 @@ from failures import (
     Caught,
     assert_all_raised,
     assert_raised,
+    await_waits,
     bfloat16_params,
     caught,
+    give_time,
+    lose_patience,
     make_optimizer,
     make_params,
+    note_wait,
     set_grads,
 )
 
@@ -257,13 +261,19 @@ kept: list[distlion.DistributedLion] = []
 
 def step_once_less(rank: int, world_size: int, keeps: bool) -> Caught | None:
     """Rank 1 leaves its loop; it ``keeps`` its optimizer, or lets it go."""
-    optimizer = make_optimizer(step_timeout_s=1)
+    give_time()
+    optimizer = make_optimizer()
     if keeps:
         kept.append(optimizer)
     for step in range(3):
         if step == 2 and rank == 1:
             return None
         set_grads(optimizer, step, rank)
+        if step == 2 and keeps and rank == 0:
+            await_waits([2])
+            lose_patience(optimizer)
+        elif step == 2:
+            note_wait(rank)
         found = caught(optimizer, optimizer.step)
         if found is not None:
             assert step == 2, found

@@ -19,23 +19,23 @@ import distlion
 import matrix
 from accident import (
     ACCIDENT_STEP,
-    TIMEOUT_BOUND_S,
     Report,
     assert_one_step_apart,
     assert_stopped,
     do_step,
     make_optimizer,
+    meet_for_step,
+    note_accident,
     observe,
-    write_time,
 )
 from cluster import run_workers
 from distlion import faults
-from failures import params_of
+from failures import give_time, params_of
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 2.0
 # A step writes no checkpoint.
 MOMENTS = [(point, 1) for point in faults.POINTS if point != "checkpoint"]
 MOMENTS.insert(MOMENTS.index(("framed", 1)) + 1, ("framed", 2))
@@ -73,6 +73,7 @@ def meet_all(
     rank: int, world_size: int, action: Callable[..., None], moments: list[Moment], folder: str
 ) -> list[tuple[Report, int]]:
     """Meet one accident after the other; return each report and how often the fault fired."""
+    give_time()
     found = []
     for number, (point, firing) in enumerate(moments):
         scene = Path(folder) / str(number)
@@ -97,7 +98,7 @@ def _arm(
 ) -> faults.Fault:
     def happen(subject: Any) -> None:
         if fault.fired == firing:
-            write_time(scene)
+            note_accident(scene)
             action(optimizer, subject)
 
     fault = faults.arm(rank=1, step=ACCIDENT_STEP, point=point, action=happen)
@@ -133,8 +134,6 @@ def assert_others_time_out(reports: list[Report], expected_step: int) -> None:
         assert report.kind == "StepTimeoutError", report.text
         assert report.culprits == (1,)
         assert "rank 1 runs, but did not come to the exchange" in report.text
-        assert report.seconds is not None
-        assert report.seconds <= TIMEOUT_S + TIMEOUT_BOUND_S
         assert report.counter == expected_step
         assert_stopped(report)
     assert_one_step_apart(reports)
@@ -216,7 +215,7 @@ def leave_out_a_step(rank: int, world_size: int, options: dict[str, Any]) -> Rep
     if rank == 1:
         for group in optimizer.param_groups:
             group["step"] += 1
-    return observe(optimizer, rank, None)
+    return observe(optimizer, rank, None, meets=False)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -236,15 +235,17 @@ kept: list[distlion.DistributedLion] = []
 
 
 def leave_early(rank: int, world_size: int, folder: str) -> Report | None:
+    give_time()
     optimizer = make_optimizer(TIMEOUT_S, {})
     kept.append(optimizer)  # otherwise its connections would close when this returns
     while optimizer.committed_step < ACCIDENT_STEP:
+        meet_for_step(optimizer)
         do_step(optimizer, rank)
     if rank == 1:
-        write_time(Path(folder))
+        note_accident(Path(folder))
         return None
     dist.barrier(dist.new_group([0, 2], use_local_synchronization=True))  # it has left by now
-    return observe(optimizer, rank, Path(folder))
+    return observe(optimizer, rank, Path(folder), meets=False)
 
 
 def test_rank_that_leaves_its_loop_early_is_named_at_the_timeout(tmp_path: Path) -> None:

@@ -29,7 +29,5 @@ def test_survivors_of_random_kills_end_cleanly_and_a_step_apart_at_most(tmp_path
     assert result["summary"]["clean_ends"] == KILLS
     assert result["summary"]["victim_named_by_all"] == KILLS
     assert set(result["summary"]["steps_apart"]) <= {"0", "1"}
-    for kill in result["kills"]:
-        assert all(survivor["seconds"] <= 2.0 for survivor in kill["survivors"]), kill
     assert json.loads((tmp_path / "random_kills.json").read_text()) == result
     assert f"{KILLS} of {KILLS} launches" in (tmp_path / "random_kills.md").read_text()

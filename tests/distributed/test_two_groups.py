@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,18 @@ from torch import nn
 import distlion
 from cluster import run_workers
 from distlion import errors
-from failures import Caught, assert_all_raised, assert_raised, caught, freeze_state, params_of
+from failures import (
+    Caught,
+    assert_all_raised,
+    assert_raised,
+    await_waits,
+    caught,
+    freeze_state,
+    give_time,
+    lose_patience,
+    note_wait,
+    params_of,
+)
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
@@ -23,17 +35,19 @@ STEP_TIMEOUT_S = 3.0
 LONG_TIMEOUT_S = 40.0
 
 
-def make_pair(world_size: int, *, first_timeout_s: float) -> list[distlion.DistributedLion]:
+def make_pair(
+    groups: Sequence[dist.ProcessGroup | None], *, first_timeout_s: float = STEP_TIMEOUT_S
+) -> list[distlion.DistributedLion]:
     """Make an optimizer on each of two groups; the first gives up after a time of its own."""
     return [
         distlion.DistributedLion(
             [("weight", nn.Parameter(torch.full((70,), 0.5)))],
             lr=1e-2,
-            process_group=dist.new_group(list(range(world_size))),
+            process_group=group,
             exchange=distlion.AllReduce(),
             step_timeout_s=timeout_s,
         )
-        for timeout_s in (first_timeout_s, STEP_TIMEOUT_S)
+        for group, timeout_s in zip(groups, (first_timeout_s, STEP_TIMEOUT_S), strict=True)
     ]
 
 
@@ -44,13 +58,20 @@ def set_grads(pair: list[distlion.DistributedLion], rank: int) -> None:
 
 
 def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | None, bool, float]:
-    """Take a step with each; then let rank 1 swap the two calls."""
-    pair = make_pair(world_size, first_timeout_s=first_timeout_s)
+    """Take a step with each; then let rank 1 swap the two calls, and rank 0 come last."""
+    give_time()
+    groups = [dist.new_group(list(range(world_size))) for _ in range(2)]
+    pair = make_pair(groups, first_timeout_s=max(first_timeout_s, STEP_TIMEOUT_S))
     set_grads(pair, rank)
     for optimizer in pair:
         optimizer.step()
     before = [freeze_state(optimizer) for optimizer in pair]
     first = pair[1] if rank == ODD_RANK else pair[0]
+    if rank == 0:
+        await_waits([1, 2])
+        lose_patience(first, after_s=first_timeout_s)
+    else:
+        note_wait(rank, groups[rank == ODD_RANK])
     started_s = time.monotonic()
     found = caught(None, first.step)
     took_s = time.monotonic() - started_s
@@ -80,10 +101,10 @@ def test_swapped_steps_on_two_groups_are_one_error_that_names_both(first_timeout
 
 def come_late(rank: int, world_size: int) -> list[Any]:
     """Let a pair of groups fail; on another pair rank 1 never comes to the step."""
-    failed = make_pair(world_size, first_timeout_s=STEP_TIMEOUT_S)
+    failed = make_pair([dist.new_group(list(range(world_size))) for _ in range(2)])
     set_grads(failed, rank)
     first = caught(None, (failed[1] if rank == ODD_RANK else failed[0]).step)
-    later = make_pair(world_size, first_timeout_s=STEP_TIMEOUT_S)
+    later = make_pair([dist.new_group(list(range(world_size))) for _ in range(2)])
     set_grads(later, rank)
     second = None if rank == ODD_RANK else caught(None, later[0].step)
     dist.barrier()

@@ -18,7 +18,17 @@ import oracle
 from cluster import run_workers
 from distlion import errors
 from distlion.transport import watch
-from failures import Caught, assert_all_raised, assert_raised, caught, freeze_state, params_of
+from failures import (
+    Caught,
+    assert_all_raised,
+    assert_raised,
+    await_waits,
+    caught,
+    freeze_state,
+    give_time,
+    note_wait,
+    params_of,
+)
 from matrix import PATTERNS
 from tiers import in_tiers
 
@@ -112,16 +122,22 @@ def make_pair(
 def err(rank: int, world_size: int, route: str, layout: str, mistakes: list[str]) -> list[Any]:
     """Let rank 1 make one mistake after the other, each on a process group of its own."""
     watch.LONG_S = 0.2
+    give_time()
     found = []
+    others = [other for other in range(world_size) if other != ODD_RANK]
     for mistake in mistakes:
         pair = make_pair(world_size, LAYOUTS[layout], ROUTES[route][1])
         for optimizer in pair[:2]:
             run_backward(optimizer, rank)
             optimizer.step()
         before = [freeze_state(optimizer) for optimizer in pair[:2]]
+        if rank != ODD_RANK:
+            note_wait(rank, pair[2], at=mistake)
         if mistake == "step" or rank != ODD_RANK:
             for optimizer in pair[:2]:
                 run_backward(optimizer, rank)
+        if rank == ODD_RANK:
+            await_waits(others, at=mistake)
         action = MISTAKES[mistake].action if rank == ODD_RANK else step_first
         first = caught(None, lambda pair=pair, action=action: action(pair))
         unchanged = [freeze_state(optimizer) for optimizer in pair[:2]] == before

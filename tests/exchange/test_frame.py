@@ -49,7 +49,7 @@ def test_a_header_takes_64_bytes() -> None:
 
 
 @given(st.integers(1, 700), st.integers(0, 4), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_chunk_is_read_as_it_was_written(n_params: int, blocks: int, has_counts: bool) -> None:
     shape = ChunkShape(n_params, 64 * blocks, has_counts)
     highest = 65536 if has_counts else 2
@@ -72,7 +72,7 @@ def test_gradients_travel_with_their_scale_instead_of_their_digest() -> None:
 
 
 @given(st.integers(0, 64 * 8 + 64 * 8 + 128 * 8 - 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_flipped_bit_is_found(bit: int) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = make_chunk(shape, HEADER, torch.tensor([1, 0, 1]))
@@ -109,7 +109,7 @@ def test_one_damaged_chunk_does_not_stain_the_others() -> None:
 
 
 @given(st.binary(min_size=256, max_size=256))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_junk_is_no_chunk(junk: bytes) -> None:
     shape = ChunkShape(n_params=3, payload_bytes=128)
     chunk = torch.frombuffer(bytearray(junk), dtype=torch.uint8)

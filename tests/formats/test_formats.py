@@ -14,7 +14,7 @@ QUICK = 200
 ALL = 100_000
 CHUNK = 12_500
 # A crash, or a file that is read without an end, is a worker that died.
-CHUNK_S = 3600.0
+SECONDS_PER_FILE = 0.3
 
 
 def fuzz(rank: int, world_size: int, names: list[str], first: int, count: int) -> list[Any]:
@@ -31,7 +31,8 @@ def assert_only_typed(rows: list[dict[str, Any]], count: int) -> None:
 
 
 def test_a_few_damaged_files_of_each_format_are_read_or_refused() -> None:
-    found = run_workers(fuzz, 2, list(FORMATS), 0, QUICK, process_group=False)
+    timeout_s = 60 + SECONDS_PER_FILE * QUICK * len(FORMATS)
+    found = run_workers(fuzz, 2, list(FORMATS), 0, QUICK, timeout_s=timeout_s, process_group=False)
     rows = [row for part in found for row in part]
     assert sorted(row["format"] for row in rows) == sorted(FORMATS)
     assert_only_typed(rows, QUICK)
@@ -40,9 +41,11 @@ def test_a_few_damaged_files_of_each_format_are_read_or_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_all_damaged_files_of_a_format_are_read_or_refused(name: str) -> None:
+    timeout_s = 60 + SECONDS_PER_FILE * CHUNK
+
     def work(first: int) -> dict[str, Any]:
         ((row,),) = run_workers(
-            fuzz, 1, [name], first, CHUNK, timeout_s=CHUNK_S, process_group=False, measured=False
+            fuzz, 1, [name], first, CHUNK, timeout_s=timeout_s, process_group=False, measured=False
         )
         return row
 

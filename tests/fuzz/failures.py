@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import distlion
 from distlion import faults
 from fuzz.operations import cut_unless_refused, plain_step
-from fuzz.players import VOTE_S, Player, Rank
+from fuzz.players import Player, Rank
 from fuzz.program import Setup
 from fuzz.table import Args, Promise, draw_key, operation
 
@@ -202,22 +202,39 @@ def fault(player: Player, args: Args) -> None:
     plain_step(player, args["key"])
 
 
+INTERRUPTED = "interrupted"
+"""Name of the file that a rank leaves in its folder once its step has been interrupted."""
+
+
 def _draw_late(random: Random, setup: Setup) -> Args | None:
     if not setup.is_real:
         return None
     rank = random.randrange(setup.workers)
-    return {"victim": rank, "key": draw_key(random), "late_s": 1.0}
+    return {"victim": rank, "key": draw_key(random)}
 
 
 @operation(_draw_late, Promise.ATOMIC, is_modelled=True, is_last=True)
 def interrupt(player: Player, args: Args) -> None:
-    """Interrupt a rank that waits in its step for the others, who are late."""
-    if isinstance(player, Rank) and args["victim"] == player.rank:
-        timer = threading.Timer(VOTE_S, _interrupt, args=(None,))
-        faults.arm(
-            rank=player.rank,
-            step=player.optimizer.committed_step,
-            point="before_step",
-            action=lambda subject: timer.start(),
-        )
-    plain_step(player, args["key"])
+    """Interrupt a rank that waits in its step for the others, who are asked only then."""
+    if not isinstance(player, Rank) or args["victim"] != player.rank:
+        plain_step(player, args["key"])
+        return
+    is_over = threading.Event()
+    watch = threading.Thread(target=_interrupt_step, args=(player, is_over))
+    watch.start()
+    try:
+        plain_step(player, args["key"])
+    finally:
+        is_over.set()
+        watch.join()
+
+
+def _interrupt_step(player: Rank, is_over: threading.Event) -> None:
+    """Interrupt a step once it is under way; then leave a file that says so."""
+    assert isinstance(player.optimizer, distlion.DistributedLion)
+    lifecycle = player.optimizer._session.lifecycle
+    while not is_over.wait(0.001):
+        if (lifecycle._under_way or "").startswith("step"):
+            _interrupt(None)
+            (player.folder / INTERRUPTED).touch()
+            return

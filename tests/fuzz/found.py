@@ -135,19 +135,19 @@ FOUND: dict[str, Program] = {
     **ranks(
         "a rank interrupted while it waits: all-gather",
         STEP,
-        Op("interrupt", {"victim": 1, "key": 4, "late_s": 1.0}),
+        Op("interrupt", {"victim": 1, "key": 4}),
         setup=GATHER,
     ),
     **ranks(
         "a rank interrupted while it waits: overlap",
         STEP,
-        Op("interrupt", {"victim": 1, "key": 4, "late_s": 1.0}),
+        Op("interrupt", {"victim": 1, "key": 4}),
         setup=OVERLAP,
     ),
     **ranks(
         "a rank interrupted while it waits: all-reduce",
         STEP,
-        Op("interrupt", {"victim": 1, "key": 4, "late_s": 1.0}),
+        Op("interrupt", {"victim": 1, "key": 4}),
     ),
     **both("a checkpoint while a parameter is frozen", *freeze_and_load("checkpoint")),
     **both("a state while a parameter is frozen", *freeze_and_load("state_dict")),

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from distlion import faults
+from fuzz.failures import INTERRUPTED
 from fuzz.judge import DIED, HUNG, Outcome, absent, attempt
 from fuzz.players import Rank
 from fuzz.program import MOST_WORKERS, Op, Setup
@@ -47,7 +48,7 @@ class Crew:
         self._connections: list[Connection] = []
         self._folder = tempfile.TemporaryDirectory(prefix="distlion-fuzz-")
         self._launches = self._programs = 0
-        self._n_workers = 0
+        self._n_workers, self._shared = 0, Path()
 
     def __enter__(self) -> Crew:
         return self
@@ -83,17 +84,19 @@ class Crew:
             self.stop()
         if not self._processes:
             self._start()
-        self._n_workers = setup.workers
+        self._n_workers, self._shared = setup.workers, folder
         return self._ask(range(MOST_WORKERS), (setup, folder))[: setup.workers]
 
     def play(self, op: Op) -> list[Outcome]:
-        """Let all who play do an operation; all but the victim may be late."""
-        ranks, late_s = range(self._n_workers), op.args.get("late_s", 0.0)
-        if not late_s:
+        """Let all who play do an operation; an interrupt strikes before the others begin."""
+        ranks = range(self._n_workers)
+        if op.name != "interrupt":
             return self._ask(ranks, op)
-        victim = op.args["victim"]
-        self._connections[victim].send(op)
-        wait([self._connections[victim]], timeout=late_s)
+        victim, deadline = op.args["victim"], time.monotonic() + LIMIT_S
+        connection, note = self._connections[victim], self._shared / INTERRUPTED
+        connection.send(op)
+        while not (note.exists() or connection.poll(0.01)) and time.monotonic() < deadline:
+            pass
         return self._ask(ranks, op, told=(victim,))
 
     def _ask(self, ranks: Sequence[int], what: Any, told: Sequence[int] = ()) -> list[Outcome]:

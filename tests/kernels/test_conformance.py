@@ -103,7 +103,7 @@ def test_tensors_read_by_their_attributes_give_the_same(backend: Backend) -> Non
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 def test_a_step_is_equal_from_the_votes_to_the_commit(
     sizes: list[int],
     dtypes: tuple[torch.dtype, torch.dtype],

@@ -223,7 +223,7 @@ def test_steps_do_not_depend_on_threads(bits: int, n_threads: int, backend: Back
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 def test_feedback_of_any_bucket_is_equal(
     sizes: list[int],
     bits: int,

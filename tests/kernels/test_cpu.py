@@ -172,10 +172,10 @@ def test_other_threads_run_during_a_call(op: str) -> None:
 
     gate.acquire()
     other = threading.Thread(target=pass_gate)
-    other.start()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     try:
+        other.start()  # until it waits at the gate
         gate.release()
         ran_without_call = [bool(passed) for _ in range(1000)]
         deadline = time.monotonic() + 30

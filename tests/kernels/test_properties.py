@@ -256,7 +256,7 @@ def test_stochastic_rounding_leaves_representable_values_and_is_unbiased(backend
 
 @over_all
 @given(n=st.integers(0, 200), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_digests_follow_their_equation(backend: Backend, n: int, dtype: torch.dtype) -> None:
     tensor = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
     unsigned = {2: np.uint16, 4: np.uint32}[tensor.element_size()]
@@ -280,7 +280,7 @@ def test_digests_see_a_single_flipped_bit(backend: Backend) -> None:
     n=st.integers(0, 9000) | st.sampled_from([1, 7, 4095, 4096, 4097, 3 * 4096 + 5]),
     dtype=st.sampled_from(PARAM_DTYPES),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_square_sums_follow_their_equation(backend: Backend, n: int, dtype: torch.dtype) -> None:
     tensor = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
     numbers = tensor.tolist()

@@ -163,13 +163,13 @@ def check_shrinks(case: Case, rule: Any) -> None:
 
 @every_rule
 @given(case=cases())
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_distance_to_the_box_shrinks_under_every_rule(rule: Any, case: Case) -> None:
     check_shrinks(case, rule)
 
 
 @given(case=cases())
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_distance_to_the_box_shrinks_for_lion(case: Case) -> None:
     alone = tuple((grads[0],) for grads in case.grads)
     check_shrinks(Case(case.lr, case.weight_decay, case.start, alone), None)
@@ -177,7 +177,7 @@ def test_distance_to_the_box_shrinks_for_lion(case: Case) -> None:
 
 @every_rule
 @given(case=cases(inside=True))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_what_is_inside_stays_inside(rule: Any, case: Case) -> None:
     for step, x in enumerate(positions(case, rule)):
         # |x| stays below 1/w plus far less than 1/w, and lr is not above 1/w.

@@ -44,7 +44,7 @@ def draw_votes(bucket: Bucket, n_workers: int, planes: int, generator: torch.Gen
     weights=st.one_of(st.just([1] * 6), st.lists(st.integers(1, 9), min_size=6, max_size=6)),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_split_of_the_workers_gives_the_reply_to_all(
     rule: Aggregation,
     sizes: list[int],

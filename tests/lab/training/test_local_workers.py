@@ -1,11 +1,13 @@
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from distlion.errors import DataError, WorkerFailedError
+from distlion.lab.training import local_workers as local_workers_module
 from distlion.lab.training import run_workers
 
 pytestmark = pytest.mark.distributed
@@ -102,6 +104,24 @@ def test_worker_that_leaves_is_named_with_its_exit_code():
 def test_worker_that_raises_is_named_rather_than_those_that_lose_it():
     with pytest.raises(WorkerFailedError, match="worker 1 of 3 failed: ValueError: no luck"):
         run_workers(raise_on_rank_1, ValueError("no luck"), world_size=3, observe=ignore)
+
+
+def test_a_death_that_becomes_known_after_all_connections_have_closed_is_named(monkeypatch):
+    """The operating system closes a dead worker's connections before it reports the death."""
+    team = local_workers_module._Team(2)
+    lost, killed = SimpleNamespace(sentinel=0, exitcode=1), SimpleNamespace(sentinel=1)
+    killed.exitcode = None
+    team._processes = [lost, killed]
+    team._failures = {0: local_workers_module._Failure(0, "connection closed", None)}
+
+    def hear_of_the_death(sources, timeout):
+        assert sources == [killed.sentinel]
+        killed.exitcode = -signal.SIGKILL
+        return sources
+
+    monkeypatch.setattr(local_workers_module.connection, "wait", hear_of_the_death)
+    with pytest.raises(WorkerFailedError, match="worker 1 of 2 was killed by SIGKILL"):
+        team.listen(ignore)
 
 
 def test_unexpected_error_of_a_worker_comes_with_its_traceback():

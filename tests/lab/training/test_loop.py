@@ -16,6 +16,7 @@ CONFIG = (
     '"n_head": 2, "resid_pdrop": %s, "embd_pdrop": 0, "attn_pdrop": 0}'
 )
 RULES = (*matrix.first_of_each_class(), "signsgd", *BASELINE_NAMES)
+SECONDS_PER_RULE = 10
 
 
 def ignore(progress):
@@ -94,7 +95,8 @@ def record(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records_of_all(tmp_path_factory):
-    return run_workers(train_all_rules, 2, tmp_path_factory.mktemp("records"))[0]
+    folder, timeout_s = tmp_path_factory.mktemp("records"), 60 + SECONDS_PER_RULE * len(RULES)
+    return run_workers(train_all_rules, 2, folder, timeout_s=timeout_s)[0]
 
 
 def make_schedule(**given):

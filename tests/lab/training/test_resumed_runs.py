@@ -111,6 +111,7 @@ def resumed(tmp_path_factory):
     """Kill a worker in the middle of a step and resume; return the run's folder and the notes."""
     folder = tmp_path_factory.mktemp("resumed")
     fatal = (1, 5, "before_commit", None)
+    make_settings(folder)  # writes the model's file, before ranks read it
     outcomes = run_workers(train_until_killed, 2, str(folder), fatal, may_die=True)
     assert isinstance(outcomes[1], WorkerDiedError)  # the fault fired
     notes = []
@@ -182,6 +183,7 @@ def resume_alone(rank, world_size, folder):
 
 def test_another_number_of_workers_goes_on_by_a_rule(tmp_path):
     fatal = (0, 5, "before_step", None)
+    make_settings(tmp_path)  # writes the model's file, before ranks read it
     run_workers(train_until_killed, 2, str(tmp_path), fatal, may_die=True)
     steps, full_precision_bytes = run_workers(resume_alone, 1, str(tmp_path))[0]
     assert steps == list(range(STEPS))
@@ -353,6 +355,7 @@ def draw_fatal(chance):
 def test_runs_that_are_killed_anywhere_end_with_the_same_bits(number, tmp_path, whole):
     chance = random.Random(number)
     kills = 0
+    make_settings(tmp_path)  # writes the model's file, before ranks read it
     for _ in range(2):
         fatal = draw_fatal(chance)
         outcomes = run_workers(train_until_killed, 2, str(tmp_path), fatal, may_die=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ CONFIG = (
     '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16, "n_layer": 1, '
     '"n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}'
 )
-QUICK = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+QUICK = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=10"
 TRAIN = {
     "--batch-size": 2,
     "--steps": 100_000,
@@ -26,6 +27,7 @@ TRAIN = {
     "--exchange": "all-reduce",
     "--on-world-change": "mean",
 }
+EVALUATED = r"step [1-9]\d*00/100000 "
 
 
 def find_free_port():
@@ -57,13 +59,13 @@ class Host:
         )
         self.said = []
 
-    def read_until(self, text):
+    def read_until(self, pattern):
         """Read what it says, up to a line that has this; an end without it is a failure."""
         for line in self.process.stdout:
             self.said.append(line)
-            if text in line:
+            if re.search(pattern, line):
                 return
-        raise AssertionError(f"{text!r} is not in {self.said[-30:]}")
+        raise AssertionError(f"{pattern!r} is not in {self.said[-30:]}")
 
     def lose(self):
         """Kill the agent, then its worker."""
@@ -81,7 +83,10 @@ def test_a_host_is_lost_and_another_one_comes(tmp_path):
     first = Host(tmp_path, port, out=subprocess.PIPE)
     hosts = [first, *(Host(tmp_path, port, out=subprocess.DEVNULL) for _ in range(2))]
     try:
-        first.read_until("step 200/100000")
+        first.read_until("starting 3 workers")
+        # Wherever they begin, there is a checkpoint by the second of these.
+        first.read_until(EVALUATED)
+        first.read_until(EVALUATED)
         hosts[2].lose()
         first.read_until("is gone")
         first.read_until("starting 2 workers")

@@ -177,8 +177,9 @@ class _Team:
         Deaths without a report come first: the others' reports may only name a lost peer.
         """
         deadline_s = time.monotonic() + _BLAME_WINDOW_S
-        while (left_s := deadline_s - time.monotonic()) > 0 and self._inboxes:
-            self._receive(observe, self._list_running(), timeout_s=left_s)
+        waiting = True
+        while waiting and (left_s := deadline_s - time.monotonic()) > 0:
+            waiting = self._receive(observe, self._list_running(), timeout_s=left_s)
         silent = self._silent_deaths()
         if silent:
             how = describe_exit(self._processes[silent[0]].exitcode)
