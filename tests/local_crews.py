@@ -49,6 +49,8 @@ def train(
     goal: int = GOAL,
     each: Each = lambda optimizer: None,
     has_last_vote: bool = False,
+    decay: float = 0.01,
+    schedules: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
     """Train to the goal; return the common point after each vote, and what there is at the end.
@@ -60,6 +62,8 @@ def train(
         goal: Local steps.
         each: Called before each local step.
         has_last_vote: Whether to vote out of turn at the end.
+        decay: Weight decay of the inner optimizer.
+        schedules: Whether there is a scheduler, which newcomers take.
         **options: Of the optimizer.
     """
     model, said = make_model(seed), collect_log()
@@ -73,17 +77,20 @@ def train(
         assert optimizer.parts > 1 or bits(model.parameters()) == points[step]
 
     with crew:
-        inner = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
+        inner = torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=decay)
         settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
         optimizer = crew.local_steps(inner, **{**settings, "check_every": 3, **options})
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
-        crew.carry(scheduler=scheduler)
+        scheduler = None
+        if schedules:
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+            crew.carry(scheduler=scheduler)
         while optimizer.local_step < goal:
             each(optimizer)
             await_members(crew, size if optimizer.committed_step == 1 else 0)
             draw_loss(model, optimizer.local_step, crew.id).backward()
             optimizer.step()
-            scheduler.step()
+            if scheduler is not None:
+                scheduler.step()
             optimizer.zero_grad()
             if optimizer.steps_since_vote == 0:
                 note(optimizer)
@@ -98,7 +105,7 @@ def train(
         "id": crew.id,
         "seed": seed,
         "counts": (optimizer.local_step, optimizer.committed_step),
-        "rates": [group["lr"] for group in optimizer.param_groups],
+        "rates": [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups],
         "momentum": bits(optimizer.outer_optimizer.outer_momentum.buffers),
         "own": bits(model.parameters()),
         "kept": {

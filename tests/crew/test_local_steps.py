@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from crews import (
     start,
 )
 from distlion import faults
-from distlion.crew import CrewLocalSteps
+from distlion.crew import CrewLocalSteps, epoch
 from local_crews import EVERY, GOAL, STRUCK_AT, bits, check_equal, connect, strike, train
 from local_runs import are_equal
 
@@ -149,11 +151,13 @@ def join_late(rank: int, size: int, port: int, name: str, has_last_vote: bool) -
     called_at = goal if has_last_vote else STRUCK_AT * EVERY + 2
 
     def act(optimizer: CrewLocalSteps) -> None:
-        if optimizer.local_step == called_at and crew.size < size:
+        if optimizer.local_step >= called_at and crew.size < size:
             store.set("come", "")
             await_true(lambda: crew.wants_change)
 
     options = {**KINDS[name], "has_last_vote": has_last_vote}
+    options["decay"] = 0.5 if rank == size - 1 else 0.1  # that of the others counts
+    options["schedules"] = name != "estimates"
     return train(crew, seed=rank, size=size - 1, goal=goal, each=act, **options)
 
 
@@ -176,8 +180,48 @@ def test_a_newcomer_begins_where_the_others_are(name: str, has_last_vote: bool) 
     assert len(results[0]["rosters"][votes][1]) == 3
     assert min(last["points"]) > STRUCK_AT
     assert last["points"][votes] == results[0]["points"][votes]
+    assert last["rates"][0][1] == 0.1
     if has_last_vote:
         assert len({result["own"] for result in results}) == 1
+
+
+def take_local_steps_meanwhile(rank: int, size: int, port: int) -> dict[str, Any]:
+    """The first is killed; one votes, and waits for the other, which takes local steps for long."""
+    crew, store = make_crew(port, min_workers=2, max_workers=size), connect(port)
+    waits = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 3:
+            store.set("waits", "")
+        time.sleep(seconds)
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        if optimizer.local_step != STRUCK_AT * EVERY + EVERY - 1:
+            return
+        if rank == 0:
+            strike(store)
+        elif rank == 1:
+            # Two seconds pass for it while it waits: others who only vote are given up by then.
+            monotonic = lambda: time.monotonic() + (2.0 if waits else 0.0)  # noqa: E731
+            epoch.time = SimpleNamespace(monotonic=monotonic, sleep=sleep)  # type: ignore[assignment]
+        else:
+            await_true(lambda: store.check(["waits"]))
+
+    result = train(crew, seed=rank, size=size, each=act)
+    return {**result, "struck": store.add("struck", 0)}
+
+
+def test_survivors_wait_for_those_who_still_take_local_steps() -> None:
+    store = host_store()
+    dead, *results = start(take_local_steps_meanwhile, 3, store.port, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(results)
+    for result in results:
+        assert result["struck"] == 1
+        formed = result["formed"][-1]
+        assert "2 workers" in formed, formed
 
 
 def replayed(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
@@ -191,7 +235,7 @@ def replayed(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
         step = optimizer.local_step
         if rank == 0 and step == STRUCK_AT * EVERY + 2:
             strike(store)
-        if step == (STRUCK_AT + 2) * EVERY + 1 and crew.size < size - 1:
+        if step >= (STRUCK_AT + 2) * EVERY + 1 and crew.size < size - 1:
             store.set("come", "")
             await_true(lambda: crew.wants_change)
 

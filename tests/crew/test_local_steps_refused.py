@@ -149,16 +149,18 @@ def come_with_two_groups(rank: int, size: int, port: int) -> dict[str, Any] | bo
             if optimizer.local_step == 2 * EVERY + 2:
                 await_true(lambda: crew.wants_change)
 
-        return train(crew, seed=rank, size=size - 1, goal=6 * EVERY, each=act)
+        buffers = [torch.zeros(3)]
+        return train(crew, seed=rank, size=size - 1, goal=6 * EVERY, each=act, buffers=buffers)
     store.wait(["come"])
     model = make_model(rank)
     inner = torch.optim.AdamW([{"params": [each]} for each in model.named_parameters()], lr=1e-2)
-    before = [each.detach().clone() for each in model.parameters()]
+    buffers = [torch.ones(3)]
+    before = [each.detach().clone() for each in [*model.parameters(), *buffers]]
     settings: dict[str, Any] = {"every": EVERY, "step_timeout_s": 4, "check_every": 3}
     refused = pytest.raises(CrewError, match="has 1 param groups, and this one 4")
     with refused, make_crew(port, min_workers=2, max_workers=size) as crew:
-        crew.local_steps(inner, exchange=distlion.AllReduce(), **settings)
-    return all(map(torch.equal, before, model.parameters()))
+        crew.local_steps(inner, exchange=distlion.AllReduce(), buffers=buffers, **settings)
+    return all(map(torch.equal, before, [*model.parameters(), *buffers]))
 
 
 def test_a_newcomer_whose_inner_optimizer_has_other_groups_takes_nothing() -> None:
