@@ -13,6 +13,7 @@ from torch import Tensor
 
 from client_oracle import Sent
 from distlion.clients import Ballot, Call, Places, ServerSettings, VoteServer, cast_ballot
+from distlion.clients.ballot import compute_checksum
 from distlion.kernels import Coins
 
 SHAPES = {"weight": (70, 3), "bias": (5,), "empty": (0,), "scalar": (), "long": (517,)}
@@ -79,6 +80,31 @@ def damage(ballot: Ballot, rng: random.Random) -> Ballot:
     while is_same(damaged, ballot):
         damaged = _change(ballot, rng)
     return damaged
+
+
+def resign(ballot: Ballot, **changes: Any) -> Ballot:
+    """Change a ballot as a client would that lies, and not an accident: its checksum is right."""
+    changed = dataclasses.replace(ballot, **changes)
+    checksum = compute_checksum(
+        changed.round, changed.rule, changed.node, changed.n_examples, changed.payload
+    )
+    return dataclasses.replace(changed, checksum=checksum)
+
+
+def lie(ballot: Ballot, rng: random.Random) -> Ballot:
+    """Return a ballot with a right checksum that must not count."""
+    payload, kind = ballot.payload, rng.randrange(4)
+    if kind == 0:  # scales are the last bytes, one for each parameter with elements
+        scale = np.float32(rng.choice([np.nan, np.inf, -np.inf, -1e-6, 1e30]))
+        at = len(payload) - 64 + 4 * rng.randrange(4)
+        return resign(ballot, payload=payload[:at] + scale.tobytes() + payload[at + 4 :])
+    if kind == 1:
+        cut = rng.randrange(len(payload))
+        return resign(ballot, payload=rng.choice([payload[:cut], payload + rng.randbytes(8)]))
+    if kind == 2:
+        return resign(ballot, n_examples=rng.choice([0, -1, -(2**40)]))
+    name = rng.choice(["round", "node"])
+    return resign(ballot, **{name: getattr(ballot, name) + rng.choice([-1, 1, 2**32])})
 
 
 def _change(ballot: Ballot, rng: random.Random) -> Ballot:

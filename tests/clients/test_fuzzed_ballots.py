@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ballots
-from distlion.clients import Ballot
+from distlion.clients import Ballot, Refusal
 
 N_BALLOTS, ROUNDS = 10_000, 20
 
@@ -31,7 +31,8 @@ def test_ten_thousand_fuzzed_ballots_change_nothing(rule: str) -> None:
         for _ in range(N_BALLOTS // ROUNDS):
             node: Any = rng.choice([*nodes, 77, "0", None, 2**65])
             own = good.get(node, good[0])
-            ballot = make_anything(rng) if rng.random() < 0.2 else ballots.damage(own, rng)
+            make = rng.choice([make_anything, ballots.damage, ballots.damage, ballots.lie])
+            ballot = make(rng) if make is make_anything else make(own, rng)
             assert server.take(node, ballot) is not None
             n_refused += 1
         for each, own in good.items():
@@ -40,3 +41,4 @@ def test_ten_thousand_fuzzed_ballots_change_nothing(rule: str) -> None:
         assert server.finish().taken == quiet.finish().taken == tuple(nodes)
         ballots.assert_equal(server, ballots.to_numpy(quiet.params))
     assert n_refused == N_BALLOTS == sum(server.refused.values())
+    assert server.refused[Refusal.SCALE] > 200

@@ -13,7 +13,6 @@ import torch
 import ballots
 from client_oracle import ClientOracle, Sent
 from distlion.clients import Ballot, Refusal, ServerSettings, VoteServer
-from distlion.clients.ballot import compute_checksum
 from distlion.clients.count import MOST_VOTES, weigh
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
 
@@ -34,15 +33,6 @@ def make_oracle(server: VoteServer) -> ClientOracle:
         settings.min_replies,
         settings.seed,
     )
-
-
-def resign(ballot: Ballot, **changes: Any) -> Ballot:
-    """Change a ballot as a client would that lies, and not an accident: its checksum is right."""
-    changed = dataclasses.replace(ballot, **changes)
-    checksum = compute_checksum(
-        changed.round, changed.rule, changed.node, changed.n_examples, changed.payload
-    )
-    return dataclasses.replace(changed, checksum=checksum)
 
 
 @pytest.mark.parametrize("weights", ["examples", "equal"])
@@ -134,7 +124,7 @@ def test_a_scale_that_is_not_to_be_believed_is_refused(scale: float) -> None:
     ballot = ballots.make_ballot(server, server.begin([1]), 1)
     tail = torch.tensor([scale]).numpy().tobytes()
     payload = ballot.payload[:-64] + tail + ballot.payload[-60:]
-    assert server.take(1, resign(ballot, payload=payload)) is Refusal.SCALE
+    assert server.take(1, ballots.resign(ballot, payload=payload)) is Refusal.SCALE
 
 
 def test_only_asked_nodes_vote_once_and_in_time() -> None:
@@ -185,7 +175,7 @@ def test_a_void_round_changes_nothing_and_says_why(caplog: pytest.LogCaptureFixt
 def say_scales(ballot: Ballot, scale: float) -> Ballot:
     """Let a ballot say one scale for all of its four parameters."""
     tail = torch.full((4,), scale).numpy().tobytes().ljust(64, b"\0")
-    return resign(ballot, payload=ballot.payload[:-64] + tail)
+    return ballots.resign(ballot, payload=ballot.payload[:-64] + tail)
 
 
 def read_largest_scale(ballot: Ballot) -> float:
