@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -144,8 +145,9 @@ def observe(
     """Train until an error, or the last step; then try one more, if the rank ``goes_on``.
 
     ``scene`` is where the accident was noted; None on the victim. A rank ``meets`` all others for
-    every step up to that of the accident, so that whoever is slow is not taken for lost. From then
-    on the ``innocents`` begin none before each of them has committed the last one, or failed.
+    every step up to that of the accident, so that whoever is slow is not taken for lost.
+    Afterwards each of the ``innocents`` waits until every other one has committed that step or
+    failed.
     """
     caught: Exception | None = None
     digests = {optimizer.committed_step: digest_state(optimizer)}
@@ -155,7 +157,7 @@ def observe(
                 meet_for_step(optimizer)
             do_step(optimizer, rank)
             digests[optimizer.committed_step] = digest_state(optimizer)
-            if innocents and optimizer.committed_step > ACCIDENT_STEP:
+            if scene is not None and optimizer.committed_step > ACCIDENT_STEP:
                 _await_commits(scene, rank, optimizer.committed_step, innocents)
     except Exception as error:
         caught = error
@@ -180,12 +182,12 @@ def meet_for_step(optimizer: distlion.DistributedLion) -> None:
         dist.barrier()
 
 
-def _await_commits(scene: Path | None, rank: int, step: int, innocents: Sequence[int]) -> None:
-    assert scene is not None
+def _await_commits(scene: Path, rank: int, step: int, innocents: Sequence[int]) -> None:
     (scene / f"committed{step}by{rank}").touch()
     for other in innocents:
         notes = scene / f"committed{step}by{other}", scene / f"failed{other}"
-        compute_until(lambda notes=notes: any(note.exists() for note in notes))
+        while not any(note.exists() for note in notes):
+            time.sleep(0.01)
 
 
 def _raised_by(action: Callable[[], Any]) -> str:

@@ -5,7 +5,7 @@
 A scene is {"script": text, "victim": rank or null}. A rank is a fork of this process, which has
 imported torch already, and runs the script as ``__main__`` up to the end of its interpreter. A
 victim that was stopped goes on when the others have ended. The script finds the rendezvous in its
-environment, and makes the file FAILED of its environment when it fails.
+environment, and creates the file named by the variable FAILED when it fails.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def caught(optimizer: distlion.DistributedLion | None, action: Callable[[], Any]
 
 
 def give_time() -> None:
-    """Give other ranks long to answer an alarm, as on a busy machine, and to agree on it."""
-    watch.ANSWER_S, watch.SETTLE_S = 2.0, 30.0
+    """Give other ranks long to answer an alarm and to read what all agree on: cores are busy."""
+    watch.ANSWER_S, watch.READ_S, watch.SETTLE_S = 2.0, 10.0, 30.0
 
 
 def note_wait(rank: int, group: dist.ProcessGroup | None = None, *, at: str = "step") -> None:

@@ -109,7 +109,7 @@ def test_log_has_the_words_of_a_worker_that_left_by_itself() -> None:
 
 def differ(rank: int, size: int, port: int, on_mismatch: str) -> Any:
     """Parameters of one survivor are changed by hand; then another worker is killed."""
-    # Those who lose each other for a moment do not go on apart: too few could say who differs.
+    # A pair that lost contact would form a crew of two: no majority could name who differs.
     crew = make_crew(port, min_workers=size - 1, max_workers=size)
     is_struck = False
 

@@ -35,6 +35,10 @@ STEP_TIMEOUT_S = 3.0
 LONG_TIMEOUT_S = 40.0
 
 
+def make_groups(world_size: int) -> list[dist.ProcessGroup | None]:
+    return [dist.new_group(list(range(world_size))) for _ in range(2)]
+
+
 def make_pair(
     groups: Sequence[dist.ProcessGroup | None], *, first_timeout_s: float = STEP_TIMEOUT_S
 ) -> list[distlion.DistributedLion]:
@@ -60,7 +64,7 @@ def set_grads(pair: list[distlion.DistributedLion], rank: int) -> None:
 def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | None, bool, float]:
     """Take a step with each; then let rank 1 swap the two calls, and rank 0 come last."""
     give_time()
-    groups = [dist.new_group(list(range(world_size))) for _ in range(2)]
+    groups = make_groups(world_size)
     pair = make_pair(groups, first_timeout_s=max(first_timeout_s, STEP_TIMEOUT_S))
     set_grads(pair, rank)
     for optimizer in pair:
@@ -101,10 +105,10 @@ def test_swapped_steps_on_two_groups_are_one_error_that_names_both(first_timeout
 
 def come_late(rank: int, world_size: int) -> list[Any]:
     """Let a pair of groups fail; on another pair rank 1 never comes to the step."""
-    failed = make_pair([dist.new_group(list(range(world_size))) for _ in range(2)])
+    failed = make_pair(make_groups(world_size))
     set_grads(failed, rank)
     first = caught(None, (failed[1] if rank == ODD_RANK else failed[0]).step)
-    later = make_pair([dist.new_group(list(range(world_size))) for _ in range(2)])
+    later = make_pair(make_groups(world_size))
     set_grads(later, rank)
     second = None if rank == ODD_RANK else caught(None, later[0].step)
     dist.barrier()

@@ -13,7 +13,7 @@ from formats.campaign import FORMATS, prepare_process, run
 QUICK = 200
 ALL = 100_000
 CHUNK = 12_500
-# A crash, or a file that is read without an end, is a worker that died.
+# The limit of a worker: a file that is read without an end is one that died.
 SECONDS_PER_FILE = 0.3
 
 

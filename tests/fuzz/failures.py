@@ -230,11 +230,11 @@ def interrupt(player: Player, args: Args) -> None:
 
 
 def _interrupt_step(player: Rank, is_over: threading.Event) -> None:
-    """Interrupt a step once it is under way; then leave a file that says so."""
+    """Interrupt a step once it waits for others; then leave a file that says so."""
     assert isinstance(player.optimizer, distlion.DistributedLion)
     lifecycle = player.optimizer._session.lifecycle
     while not is_over.wait(0.001):
-        if (lifecycle._under_way or "").startswith("step"):
+        if (lifecycle._under_way or "").startswith("step") and lifecycle._watch._waiting:
             _interrupt(None)
             (player.folder / INTERRUPTED).touch()
             return

@@ -92,12 +92,16 @@ class Crew:
         ranks = range(self._n_workers)
         if op.name != "interrupt":
             return self._ask(ranks, op)
-        victim, deadline = op.args["victim"], time.monotonic() + LIMIT_S
-        connection, note = self._connections[victim], self._shared / INTERRUPTED
-        connection.send(op)
-        while not (note.exists() or connection.poll(0.01)) and time.monotonic() < deadline:
-            pass
+        victim = op.args["victim"]
+        self._connections[victim].send(op)
+        self._await_interrupt(self._connections[victim])
         return self._ask(ranks, op, told=(victim,))
+
+    def _await_interrupt(self, victim: Connection) -> None:
+        """Wait until a rank has been interrupted, or has answered without that."""
+        note, deadline = self._shared / INTERRUPTED, time.monotonic() + LIMIT_S
+        while not note.exists() and not victim.poll() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _ask(self, ranks: Sequence[int], what: Any, told: Sequence[int] = ()) -> list[Outcome]:
         """Ask ranks at once and wait for their answers; end all where there is one without."""

@@ -175,7 +175,8 @@ def test_other_threads_run_during_a_call(op: str) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     try:
-        other.start()  # until it waits at the gate
+        # It runs until it waits at the gate.
+        other.start()
         gate.release()
         ran_without_call = [bool(passed) for _ in range(1000)]
         deadline = time.monotonic() + 30

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from planted import Mutation
 
+PROBE = ("cost/test_probe.py",)
+
 INPUTS = ("step/test_inputs_of_a_step.py",)
 BUFFERS = ("distributed/test_buffers.py",)
 CLIPPING = ("distributed/test_clipping.py::test_a_refused_step_leaves_the_norm_of_the_last_commit",)
@@ -106,10 +108,38 @@ SHARED = (
         ("virtual/test_collection.py",),
     ),
     Mutation(
-        "a death that is reported after its connection has closed is not named",
+        "a death reported after its connection closed is blamed on a peer",
         "lab/training/local_workers.py",
         "while waiting and (left_s :=",
         "while self._inboxes and (left_s :=",
         ("lab/training/test_local_workers.py",),
+    ),
+    Mutation(
+        "the probe of a link ends before TCP is up to speed",
+        "cost/probe.py",
+        "while not models or 4 * wanted_bytes >= 5 * chunk_bytes:",
+        "while not models:",
+        PROBE,
+    ),
+    Mutation(
+        "the probe of a link takes no longer where latency is high",
+        "cost/probe.py",
+        "_TARGET_ROUNDS = 4",
+        "_TARGET_ROUNDS = 0",
+        PROBE,
+    ),
+    Mutation(
+        "the probe of a rank alone is short where latency is high",
+        "cost/probe.py",
+        "target_s = max(_ALONE_TARGET_S, _TARGET_ROUNDS * combined.latency_s)",
+        "target_s = _ALONE_TARGET_S",
+        PROBE,
+    ),
+    Mutation(
+        "whoever lost a peer says so two seconds later",
+        "transport/watch.py",
+        "within(SETTLE_S, lambda: self._settle(kind))",
+        "within(9.0, lambda: (time.sleep(2.5), self._settle(kind)))",
+        ("simulation/test_schedules.py::test_some_hundred_schedules_keep_all_rules",),
     ),
 )

@@ -8,7 +8,8 @@ Always, whatever happened:
 4. whoever raised is as it was, and a dead optimizer sends nothing any more;
 5. collectives are never mixed up, and nothing but the package's own errors comes out of it;
 6. what was damaged on the way is not committed;
-7. a worker that comes back late trains neither with the others nor alone.
+7. a worker that comes back late trains neither with the others nor alone;
+8. of a death whose connections close, whoever waits for that worker hears within two seconds.
 
 Where nothing was worse than a delay below the timeout, nobody fails.
 
@@ -42,6 +43,9 @@ from simulation.worker import CONSTRUCTION, SETTLING_S, Raised
 TOLERANCE_S = 0.05
 """A hang is later than its bound by what one way to the store takes, a few times."""
 
+NEWS_S = 2.0
+"""From a closed connection to the error, settling included."""
+
 MILD = 0.31
 """The share of a timeout up to which a delay must not hurt."""
 
@@ -55,6 +59,7 @@ def find_violations(outcome: Outcome) -> list[str]:
         *outcome.trouble,
         *_find_wrong_by_itself(outcome),
         *_find_hangs(outcome),
+        *_find_late_news(outcome),
         *_find_other_bits(outcome),
         *_find_apart(outcome),
         *_find_false_alarms(outcome),
@@ -78,6 +83,21 @@ def _find_hangs(outcome: Outcome) -> Iterator[str]:
     for machine in outcome.machines:
         if machine.worst_s > TOLERANCE_S:
             yield f"rank {machine.rank} hung for {machine.worst_s:.2f} s beyond its timeout"
+
+
+def _find_late_news(outcome: Outcome) -> Iterator[str]:
+    """Check that those who wait for a worker that dies learn it by its closed connections."""
+    if len(outcome.fired) != 1 or outcome.plan.is_slow:
+        return
+    fault, died_s = outcome.fired[0]
+    if fault.kind != "die":
+        return
+    for rank, diary in enumerate(outcome.diaries):
+        raised = diary.fatal
+        if raised is not None and raised.kind == "PeerLostError":
+            waited_s = raised.at_s - max(died_s, raised.begun_s)
+            if waited_s > NEWS_S:
+                yield f"rank {rank} hears of a death {waited_s:.2f} s later"
 
 
 def _find_other_bits(outcome: Outcome) -> Iterator[str]:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import distlion
+from simulation import rules
 from simulation.campaign import BATCH, Tally, describe, play_seeds
 from simulation.crews.plan import KINDS, draw_crew_plan
 from simulation.crews.play import play_crew
@@ -15,6 +16,7 @@ from simulation.kernel import Kernel
 from simulation.network import Delays, Network
 from simulation.plan import FIRST_DOUBLING, MESSAGE_FAULTS, draw_plan
 from simulation.play import play
+from simulation.rules import find_violations
 from simulation.stand_ins import SIMULATED, installed
 
 QUICK, MANY = 200, 2000
@@ -35,6 +37,14 @@ def _play(seeds: range, kinds: set[str] = ALL_KINDS, *, of_crews: bool = False) 
 
 def test_some_hundred_schedules_keep_all_rules() -> None:
     _play(range(QUICK))
+
+
+def test_late_news_of_a_death_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = play(draw_plan(95))
+    assert [fault.kind for fault, _ in outcome.fired] == ["die"]
+    assert not find_violations(outcome)
+    monkeypatch.setattr(rules, "NEWS_S", 0.1)
+    assert any("hears of a death" in text for text in find_violations(outcome))
 
 
 @pytest.mark.slow

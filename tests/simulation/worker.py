@@ -39,6 +39,7 @@ class Raised:
         is_recoverable: Whether it lets the worker go on.
         text: What it says.
         at_s: When.
+        begun_s: When the call began.
     """
 
     call: int
@@ -48,6 +49,7 @@ class Raised:
     is_recoverable: bool
     text: str
     at_s: float
+    begun_s: float
 
 
 @dataclass
@@ -149,7 +151,8 @@ class Worker:
     def _attempt(self, call: int, action: Callable[[], None], limit_s: float) -> bool:
         """Call something that may raise; return whether the worker can go on."""
         machine, diary, kernel = self._machine, self._diary, self._kernel
-        machine.note_progress(kernel.now_s)
+        begun_s = kernel.now_s
+        machine.note_progress(begun_s)
         machine.limit_s = limit_s + SETTLING_S
         try:
             action()
@@ -162,6 +165,7 @@ class Worker:
                 error.is_recoverable,
                 str(error),
                 kernel.now_s,
+                begun_s,
             )
             diary.raised.append(raised)
             kernel.tell(machine, f"raises {raised.kind}: {raised.text}")

@@ -19,7 +19,7 @@ _TINY_TRIES = 9
 _FIRST_BYTES = 192 * 1024
 _MAX_CHUNK_BYTES = 4 * 1024 * 1024
 _TARGET_NS = 5_000_000
-# On a link with latency TCP takes some round trips until it sends at full speed.
+# On a link with latency, TCP's slow start takes some round trips.
 _TARGET_ROUNDS = 4
 _TRIES = 3
 # One by one, long enough that a rate limiter's credit in between matters little.
@@ -58,8 +58,8 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
 
     1 all-to-alls of 64 bytes: the fastest is the latency. 2 one of 192 KiB to all peers together. 3
     three of a size that should take 5 ms or four times the latency, at least as large as in 2 and
-    at most 4 MiB a peer; again with larger ones while they are faster: the fastest gives the rate.
-    The time of an exchange is the slowest rank's.
+    at most 4 MiB a peer; again while the rate found asks for a quarter more: the fastest of all
+    gives the rate. The time of an exchange is the slowest rank's.
 
     The fastest counts because other processes on a machine can only make an exchange slower.
 
@@ -86,14 +86,14 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
         first_ns = min(_measure(link, chunk_bytes, 1, step))
 
         # 3 the rate
-        larger_bytes = _choose_chunk_bytes(chunk_bytes, first_ns, latency_ns)
-        while True:
-            chunk_bytes = larger_bytes
+        wanted_bytes = _choose_chunk_bytes(chunk_bytes, first_ns, latency_ns)
+        models = []
+        while not models or 4 * wanted_bytes >= 5 * chunk_bytes:
+            chunk_bytes = wanted_bytes
             taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
-            larger_bytes = _choose_chunk_bytes(chunk_bytes, taken_ns, latency_ns)
-            if 4 * larger_bytes < 5 * chunk_bytes:
-                break
-    return _model(latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns)
+            models.append(_model(latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns))
+            wanted_bytes = _choose_chunk_bytes(chunk_bytes, taken_ns, latency_ns)
+    return max(models, key=lambda model: model.rate_bit_per_s)
 
 
 def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> LinkModel | None:
