@@ -87,7 +87,7 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
 
         # 3 the rate
         wanted_bytes = _choose_chunk_bytes(chunk_bytes, first_ns, latency_ns)
-        models = []
+        models: list[LinkModel] = []
         while not models or 4 * wanted_bytes >= 5 * chunk_bytes:
             chunk_bytes = wanted_bytes
             taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
