@@ -209,6 +209,13 @@ def test_votes_are_not_told_their_seed_differ() -> None:
     assert len(payloads) == 3
 
 
+def test_a_start_whose_rounds_are_all_void_returns_the_first_arrays() -> None:
+    strategy, arrays = flower.Votes(min_replies=4, fraction_evaluate=0.0), make_arrays()
+    result = strategy.start(InProcessGrid(train, 3), arrays, num_rounds=2)
+    assert [outcome.committed for outcome in strategy.outcomes] == [False, False]
+    assert_equal(result.arrays, {name: arrays[name].numpy().ravel() for name in SHAPES})
+
+
 def test_a_second_start_goes_on_with_its_result_or_with_a_saved_state() -> None:
     def make() -> flower.Votes:
         return flower.Votes(fraction_evaluate=0.0, momentum=0.9)

@@ -337,5 +337,5 @@ def _describe_void(outcome: Outcome, n_asked: int, settings: ServerSettings) -> 
     return (
         f"round {outcome.round} is void: of {n_asked} clients asked, {len(outcome.taken)} voted, "
         f"{outcome.lost} sent nothing{refused}. Expected min_replies={settings.min_replies} votes. "
-        "Parameters stay as they are"
+        "Parameters stay as they are. Ask more clients in a round, or lower min_replies"
     )

@@ -32,7 +32,7 @@ from flwr.app import (  # noqa: E402, once its version is known
     RecordDict,
 )
 from flwr.serverapp import Grid  # noqa: E402
-from flwr.serverapp.strategy import FedAvg  # noqa: E402
+from flwr.serverapp.strategy import FedAvg, Result  # noqa: E402
 
 from distlion.integrations import flower_records as records  # noqa: E402
 
@@ -149,6 +149,20 @@ class Votes(FedAvg):  # type: ignore[misc]
         """Log the settings, as Flower's strategies do."""
         super().summary()
         _shown.info("\t└──> Votes: %s", self.settings)
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **options: Any) -> Result:
+        """Train as Flower's strategies do; if every round is void, the result has the first arrays.
+
+        Args:
+            grid: Flower's connection with the nodes.
+            initial_arrays: The parameters to begin with.
+            *args: As for ``FedAvg.start``.
+            **options: Likewise.
+        """
+        result = super().start(grid, initial_arrays, *args, **options)
+        if not result.arrays:
+            result.arrays = initial_arrays
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
