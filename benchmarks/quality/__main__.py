@@ -2,15 +2,19 @@
 
     python benchmarks/quality                   # tables and picture, from the records
     python benchmarks/quality run --images cifar-10-batches-py --books FOLDER [--parts NAME ...]
+    python benchmarks/quality run ... --device cuda [--seconds S]       # many runs at a time
+    python benchmarks/quality control ... [--seconds S]  # runs of a CPU again, on a CUDA device
     python benchmarks/quality open              # how many runs are open in each part
 
 ``run`` goes on where it was stopped, and any number of processes share the work: a run whose record
-is there is not repeated, nor is one that another process is at. One thread each.
+is there is not repeated, nor is one that another process is at. One thread each. A device takes one
+process.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -18,10 +22,13 @@ from pathlib import Path
 
 import study_path  # noqa: F401
 import torch
-from archive import Records, require_evidence
+from archive import Records, remember, require_evidence
+from controls import list_open_controls
 from design import PARTS, list_open_runs
-from pages import write_report
+from lanes import run_on_device
+from pages import CONTROLS, write_report
 from runs import RunConfig
+from settings import BASES
 from sources import Data, make
 from work import run_until_done
 
@@ -37,29 +44,48 @@ def main(words: Sequence[str] | None = None) -> int:
     commands.add_parser("report", help="write tables and picture from the records")
     commands.add_parser("open", help="count the runs that could be made now")
     run = commands.add_parser("run", help="tune and train with virtual workers")
-    run.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
-    run.add_argument("--books", type=Path, help="folder of *.txt, a book each")
+    control = commands.add_parser("control", help="do runs of a CPU again, on a CUDA device")
+    for each in (run, control):
+        each.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
+        each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
+        each.add_argument("--seconds", type=float, default=math.inf, help="of a device; then end")
     names = [part.name for part in PARTS]
     run.add_argument("--parts", nargs="+", choices=names, default=names)
+    run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args(words)
     records = Records(args.records)
     if args.command == "open":
         for part in PARTS:
             print(f"{part.name}: {len(list_open_runs((part,), records.read))}")
         return 0
-    if args.command != "run":
+    if args.command not in ("run", "control"):
         print(write_report(records, args.results))
         return 0
+    on_device = args.command == "control" or args.device == "cuda"
     torch.set_num_threads(1)  # bits depend on it
     require_evidence()
-    data = Data(args.images, args.books)
+    data = Data(args.images, args.books, torch.device("cuda" if on_device else "cpu"))
+    if args.command == "control":
+        _run_controls(records, args.results, data, args.seconds)
+        return 0
     chosen = tuple(part for part in PARTS if part.name in args.parts)
+    find = remember(records.read) if on_device else records.read
 
     def list_open() -> list[RunConfig]:
-        return [run for run in list_open_runs(chosen, records.read) if data.has(run.task)]
+        return [run for run in list_open_runs(chosen, find) if data.has(run.task)]
 
-    run_until_done(list_open, records, partial(make, data))
+    if on_device:
+        run_on_device(list_open, records, data, args.seconds)
+    else:
+        run_until_done(list_open, records, partial(make, data))
     return 0
+
+
+def _run_controls(records: Records, results: Path, data: Data, seconds: float) -> None:
+    controls = Records(results / CONTROLS)
+    find, find_control = remember(records.read), remember(controls.read)
+    tasks = [task for task in BASES if data.has(task)]
+    run_on_device(lambda: list_open_controls(tasks, find, find_control), controls, data, seconds)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import study_path  # noqa: F401
 from answers import Answer, Claim, list_answers, list_claims
 from archive import Records
 from cells import Find, list_open
+from controls import Control, list_controls
 from design import PARTS, choose_recipe
 from differences import Difference, Verdict
 from pictures import draw_distances
@@ -25,11 +26,13 @@ from distlion.lab.report.document import (
 )
 
 NAME = "quality"
+CONTROLS = "runs_on_device"
+"""Folder of runs of a CPU that were made again on a device, below the results."""
 
 
 def write_report(records: Records, folder: Path) -> Path:
     """Write ``quality.md`` and its picture, computed from the records and nothing else."""
-    blocks = list(_lay_out(records.read))
+    blocks = list(_lay_out(records.read, Records(folder / CONTROLS).read))
     for block in blocks:
         if isinstance(block, Picture):
             (folder / block.name).write_bytes(block.png)
@@ -38,7 +41,7 @@ def write_report(records: Records, folder: Path) -> Path:
     return path
 
 
-def _lay_out(find: Find) -> Iterator[Block]:
+def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     claims = list_claims(find)
     yield Heading("Is a vote as good as AdamW?", level=1)
     yield Paragraph(
@@ -67,6 +70,15 @@ def _lay_out(find: Find) -> Iterator[Block]:
         ["setting", "N", "data", "method - reference", "seeds", "difference", "interval", "p", ""],
         [_row_of_claim(each) for each in claims if each.difference.n_seeds or _is_final(each)],
     )
+    controls = list(list_controls(find, find_control))
+    if controls:
+        yield Heading("Runs on a GPU beside the same runs on a CPU")
+        yield Paragraph(
+            "Some parts were run on a GPU. Here are runs that were made on both, at the same rates "
+            "and seeds. They differ only in the order of float32 sums."
+        )
+        header = ["setting", "method", "seeds", "GPU - CPU", "interval", "p"]
+        yield Table(header, [_row_of_control(each) for each in controls])
     yield Heading("Tuning")
     yield Table(["task", "family", "name", "rate", "validation loss"], list(_rows_of_tuning(find)))
 
@@ -106,6 +118,12 @@ def _row_of_claim(claim: Claim) -> list[str]:
         *_show(difference),
         difference.verdict.value,
     ]
+
+
+def _row_of_control(control: Control) -> list[str]:
+    difference = control.difference
+    method = difference.method.cell.method
+    return [control.setting, method, str(difference.n_seeds), *_show(difference)]
 
 
 def _show(difference: Difference) -> Sequence[str]:

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -80,6 +80,19 @@ class Records:
                 return
             yield True
             path.unlink(missing_ok=True)
+
+
+def remember(read: Callable[[str], dict[str, Any] | None]) -> Callable[[str], Any]:
+    """Return a reader that asks for a record until there is one, and then no more."""
+    known: dict[str, Any] = {}
+
+    def find(name: str) -> dict[str, Any] | None:
+        record = known.get(name) or read(name)
+        if record is not None:
+            known[name] = record
+        return record
+
+    return find
 
 
 def _dump(record: dict[str, Any]) -> str:

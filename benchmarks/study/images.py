@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -107,6 +107,14 @@ class Images:
     test: Labeled
     digest: str
 
+    def to(self, device: torch.device) -> Images:
+        """Return a copy on a device."""
+        train, validation, test = (
+            (pixels.to(device), labels.to(device))
+            for pixels, labels in (self.train, self.validation, self.test)
+        )
+        return replace(self, train=train, validation=validation, test=test)
+
     @classmethod
     def read(cls, folder: Path) -> Images:
         """Read CIFAR-10; the last 5,000 training images are for validation."""
@@ -181,10 +189,19 @@ class ImageTask:
 
     def batches(self, step: int) -> list[Labeled]:
         """Return the batches of all workers at a step: a pure function of the step."""
+        return self.take(self.draw(step))
+
+    def draw(self, step: int) -> Tensor:
+        """Draw what a step sees: number, row, column and mirroring of each image, (4, batch)."""
         each = self._batch // len(self._owned)
         numbers = torch.cat([self._take(owner, step, each) for owner in range(len(self._owned))])
         generator = seeded_generator(self._seed, _CROP, step)
-        images = crop_and_flip(self._data.train[0][numbers], generator)
+        return torch.stack([numbers, *_draw_crops(len(numbers), generator)])
+
+    def take(self, drawn: Tensor) -> list[Labeled]:
+        """Return the batches of all workers, of what was drawn, on the device of the data."""
+        numbers, top, left, mirrored = drawn.unbind()
+        images = _cut(self._data.train[0], numbers, top, left, mirrored)
         labels = self._data.train[1][numbers]
         size = self._batch // self._workers
         return list(zip(images.split(size), labels.split(size), strict=True))
@@ -198,17 +215,30 @@ class ImageTask:
 
     def validate(self, model: nn.Module) -> Result:
         """Score on the images that rates are chosen by."""
-        return self._score(model, self._data.validation)
+        return self.conclude(*self.predict_validation(model))
 
     def test(self, model: nn.Module) -> Result:
         """Score on the images that are reported."""
-        return self._score(model, self._data.test)
+        return self.conclude(*self.predict_test(model))
 
-    def _score(self, model: nn.Module, labeled: Labeled) -> Result:
-        pairs = zip(labeled[0].split(_SCORE_BATCH), labeled[1].split(_SCORE_BATCH), strict=True)
-        losses, right = predict(model, ((_as_input(images), labels) for images, labels in pairs))
+    def predict_validation(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return losses and what is right, as ``predict``, of the images for validation."""
+        return _predict(model, self._data.validation)
+
+    def predict_test(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return losses and what is right, as ``predict``, of the images for the test."""
+        return _predict(model, self._data.test)
+
+    def conclude(self, losses: Tensor, right: Tensor) -> Result:
+        """Score predictions."""
         accuracy = float(right.double().mean())
-        return Result(float(losses.double().mean()), accuracy, right.double().numpy())
+        units = right.double().cpu().numpy()
+        return Result(float(losses.double().mean()), accuracy, units)
+
+
+def _predict(model: nn.Module, labeled: Labeled) -> tuple[Tensor, Tensor]:
+    pairs = zip(labeled[0].split(_SCORE_BATCH), labeled[1].split(_SCORE_BATCH), strict=True)
+    return predict(model, ((_as_input(images), labels) for images, labels in pairs))
 
 
 def _as_input(images: Tensor) -> Tensor:
@@ -217,12 +247,20 @@ def _as_input(images: Tensor) -> Tensor:
 
 def crop_and_flip(padded: Tensor, generator: torch.Generator) -> Tensor:
     """Cut 32 x 32 out of (n, 3, 40, 40), each at a place of its own; mirror every other one."""
-    count = len(padded)
+    return _cut(padded, torch.arange(len(padded)), *_draw_crops(len(padded), generator))
+
+
+def _draw_crops(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw row, column and mirroring of ``count`` images, (count,) int64 each."""
     corner = torch.randint(0, 2 * PAD + 1, (count, 2), generator=generator)
     mirrored = torch.rand(count, generator=generator) < 0.5
-    side = torch.arange(SIZE)
-    rows = corner[:, :1] + side
-    columns = corner[:, 1:] + torch.where(mirrored[:, None], SIZE - 1 - side, side)
-    cut = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return corner[:, 0], corner[:, 1], mirrored.long()
+
+
+def _cut(padded: Tensor, numbers: Tensor, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
+    side = torch.arange(SIZE, device=padded.device)
+    rows = top[:, None] + side
+    columns = left[:, None] + torch.where(mirrored[:, None] == 1, SIZE - 1 - side, side)
+    cut = padded[numbers[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     # Indexing put channels last already; this only tells torch so.
     return cut.float().permute(0, 3, 1, 2)

@@ -84,9 +84,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     variant = VARIANTS.get(name) or STOCHASTIC.get(name)
     if variant is not None:
         return VariantVote(params, run, variant)
-    if match := _DECAY.fullmatch(name):
-        factor = 0.25 if match["factor"] == "025" else 4.0
-        name, run = match["base"], replace(run, decay=factor * run.decay)
+    name, factor = split_decay(name)
+    run = replace(run, decay=factor * run.decay)
     if name == "median-lion":
         return MedianLion(params, run)
     if shared := _SHARED.fullmatch(name):
@@ -118,6 +117,14 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule, betas=betas or LION_BETAS)
     return find_method(name).enter(entry)
+
+
+def split_decay(name: str) -> tuple[str, float]:
+    """Split a name into what is before ``-decay-025`` or ``-decay-4``, and the factor."""
+    match = _DECAY.fullmatch(name)
+    if match is None:
+        return name, 1.0
+    return match["base"], 0.25 if match["factor"] == "025" else 4.0
 
 
 def _build_loop(

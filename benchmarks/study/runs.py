@@ -116,9 +116,9 @@ class Trainer:
         return {
             "config": asdict(self._config),
             "diverged": diverged,
-            "train_loss": _condense(self._losses),
+            "train_loss": condense(self._losses),
             "validation": self._validation,
-            "test": None if test is None else _describe(test),
+            "test": None if test is None else describe(test),
             "bits_up": self._method.up_bits_per_parameter,
             "bits_down": self._method.down_bits_per_parameter,
             "parameters": sum(param.numel() for param in self._model.parameters()),
@@ -172,7 +172,7 @@ class Trainer:
             raise NonFiniteError(f"the loss is {loss}", step=self._done)
 
 
-def _condense(losses: Sequence[float]) -> list[float]:
+def condense(losses: Sequence[float]) -> list[float]:
     """Return the means of up to 40 equal stretches."""
     count = min(TRAIN_POINTS, len(losses))
     cuts = [round(place * len(losses) / count) for place in range(count + 1)] if count else [0]
@@ -180,7 +180,8 @@ def _condense(losses: Sequence[float]) -> list[float]:
     return [round(math.fsum(losses[begin:end]) / (end - begin), 5) for begin, end in spans]
 
 
-def _describe(result: Result) -> dict[str, Any]:
+def describe(result: Result) -> dict[str, Any]:
+    """Return a result as a record has it."""
     found = {"loss": round(result.loss, 6), "accuracy": round(result.accuracy, 6)}
     return {**found, "units": pack_units(result.units)}
 
@@ -189,7 +190,7 @@ def digest_parameters(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters, to compare runs bitwise."""
     digest = hashlib.sha256()
     for param in model.parameters():
-        digest.update(param.detach().contiguous().numpy().tobytes())
+        digest.update(param.detach().contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -7,9 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from images import Images, ImageTask
 from runs import Reporter, RunConfig, Task, Trainer
 from text import Novels, TextTask
+
+CPU = torch.device("cpu")
 
 
 class Data:
@@ -17,12 +20,20 @@ class Data:
 
     Args:
         images, books: Folders; None where no run of the task is to be made.
+        device: Where runs take place.
     """
 
-    def __init__(self, images: Path | None, books: Path | None) -> None:
+    def __init__(
+        self,
+        images: Path | None,
+        books: Path | None,
+        device: torch.device = CPU,
+    ) -> None:
         self._images, self._books = images, books
-        self._read_images = cache(Images.read)
-        self._read_novels = cache(Novels.read)
+        self._read_images = cache(lambda folder: Images.read(folder).to(device))
+        self._read_novels = cache(
+            lambda folder, context: Novels.read(folder, context=context).to(device)
+        )
 
     def has(self, task: str) -> bool:
         """Return whether the data of a task is there."""
@@ -38,7 +49,7 @@ class Data:
             return ImageTask(images, **shared, **config.network, alpha=config.alpha), images.digest
         if self._books is None:
             sys.exit("--books is needed for this run")
-        novels = self._read_novels(self._books, context=config.network["context"])
+        novels = self._read_novels(self._books, config.network["context"])
         return TextTask(novels, **shared, **config.network), novels.digest
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +84,13 @@ class Novels:
     test: Tensor
     digest: str
 
+    def to(self, device: torch.device) -> Novels:
+        """Return a copy on a device."""
+        train, validation, test = (
+            each.to(device) for each in (self.train, self.validation, self.test)
+        )
+        return replace(self, train=train, validation=validation, test=test)
+
     @classmethod
     def read(cls, folder: Path, *, context: int) -> Novels:
         """Read ``*.txt``, a book each.
@@ -156,28 +163,51 @@ class TextTask:
 
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """Return the windows of all workers at a step: the same ones, whatever their number."""
+        return self.take(self.draw(step))
+
+    def draw(self, step: int) -> Tensor:
+        """Draw where the windows of a step begin, (batch,) int64."""
         generator = seeded_generator(self._seed, _PLACE, step)
-        length = self._size["context"] + 1
-        limit = len(self._data.train) - length
-        begins = torch.randint(0, limit, (self._batch,), generator=generator)
-        windows = self._data.train[begins[:, None] + torch.arange(length)]
+        limit = len(self._data.train) - self._length
+        return torch.randint(0, limit, (self._batch,), generator=generator)
+
+    def take(self, drawn: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the windows of all workers, of what was drawn, on the device of the data."""
+        places = torch.arange(self._length, device=drawn.device)
+        windows = self._data.train[drawn[:, None] + places]
         size = self._batch // self._workers
         return [_as_pair(part) for part in windows.split(size)]
 
+    @property
+    def _length(self) -> int:
+        return self._size["context"] + 1
+
     def validate(self, model: nn.Module) -> Result:
         """Score on the books that rates are chosen by."""
-        return self._score(model, self._data.validation)
+        return self.conclude(*self.predict_validation(model))
 
     def test(self, model: nn.Module) -> Result:
         """Score on the books that are reported."""
-        return self._score(model, self._data.test)
+        return self.conclude(*self.predict_test(model))
 
-    def _score(self, model: nn.Module, windows: Tensor) -> Result:
-        parts = windows.split(_SCORE_BATCH)
-        losses, right = predict(model, (_as_pair(part) for part in parts))
-        block = min(BLOCK_WINDOWS, len(windows)) * self._size["context"]
-        units = losses.double().view(-1, block).mean(1).numpy()
+    def predict_validation(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return losses and what is right, as ``predict``, of the books for validation."""
+        return _predict(model, self._data.validation)
+
+    def predict_test(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return losses and what is right, as ``predict``, of the books for the test."""
+        return _predict(model, self._data.test)
+
+    def conclude(self, losses: Tensor, right: Tensor) -> Result:
+        """Score predictions."""
+        windows = len(losses) // self._size["context"]
+        block = min(BLOCK_WINDOWS, windows) * self._size["context"]
+        units = losses.double().view(-1, block).mean(1).cpu().numpy()
         return Result(float(losses.double().mean()), float(right.double().mean()), units)
+
+
+def _predict(model: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
+    return predict(model, (_as_pair(part) for part in windows.split(_SCORE_BATCH)))
 
 
 def _as_pair(windows: Tensor) -> tuple[Tensor, Tensor]:

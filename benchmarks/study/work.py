@@ -11,15 +11,17 @@ from runs import RunConfig
 
 WAIT_S = 5.0
 
+ListOpen = Callable[[], list[RunConfig]]
+"""List what can be run now, most urgent first; done runs may change the list."""
 Make = Callable[[RunConfig], dict[str, Any]]
 """Do a run, and return what is to be recorded."""
 
 
-def run_until_done(list_open: Callable[[], list[RunConfig]], records: Records, make: Make) -> None:
+def run_until_done(list_open: ListOpen, records: Records, make: Make) -> None:
     """Do runs until none is left.
 
     Args:
-        list_open: Lists what can be run now, most urgent first; done runs may change the list.
+        list_open: What can be run now.
         records: What runs leave.
         make: Does one.
     """

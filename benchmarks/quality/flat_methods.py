@@ -1,0 +1,260 @@
+"""Five methods of the study on flat rows, as operations that a CUDA graph can repeat.
+
+Nothing here depends on numbers of the host: the step, and all that changes with it, is on the
+device. For votes and Lion the arithmetic is that of the library to the bit; AdamW is that of
+``torch.optim.AdamW`` but for the order of two roundings.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import study_path  # noqa: F401
+import torch
+from flat_layout import CoinTable, FlatLayout, ParameterMeans
+from methods import split_decay
+from runs import RunConfig
+from schedule import Run, rate_factor
+from torch import Tensor
+
+from distlion.lab.training.inner import ADAMW_BETAS
+from distlion.lab.training.name_parts import split_name
+from distlion.lab.training.workers import LION_BETAS
+
+_EPS = 1e-8
+_SCALE_BITS = 32
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a method is built for.
+
+    Attributes:
+        layout: Of the parameters.
+        workers: N.
+        steps: Of a run.
+        device: Where it trains.
+    """
+
+    layout: FlatLayout
+    workers: int
+    steps: int
+    device: torch.device
+
+
+class FlatMethod(ABC):
+    """What becomes of the gradients of all workers.
+
+    Args:
+        place: What it is built for.
+        betas: Its betas.
+    """
+
+    bits_up = bits_down = 32.0
+
+    def __init__(self, place: Place, betas: tuple[float, float]) -> None:
+        self._betas = betas
+        self._place = place
+        self._scalars = torch.zeros(place.steps, self._count_scalars(), device=place.device)
+        self._states: list[Tensor] = []
+
+    def start(self, run: Run) -> None:
+        """Begin a run: states are 0, and the schedule is that of its rate."""
+        for state in self._states:
+            state.zero_()
+        rows = [
+            self._list_scalars(step, run.lr * rate_factor(step, run.steps), run.decay / run.lr)
+            for step in range(run.steps)
+        ]
+        self._scalars.copy_(torch.tensor(rows, dtype=torch.float64))
+
+    @abstractmethod
+    def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
+        """Do a step.
+
+        Args:
+            params: (elements,), written.
+            grads: (workers, elements).
+            step: (1,) int64.
+        """
+
+    def _new_state(self, *shape: int) -> Tensor:
+        self._states.append(torch.zeros(*shape, device=self._place.device))
+        return self._states[-1]
+
+    @abstractmethod
+    def _count_scalars(self) -> int: ...
+
+    @abstractmethod
+    def _list_scalars(self, step: int, lr: float, weight_decay: float) -> list[float]:
+        """Return what a step multiplies by, in double."""
+
+
+class MeanAdamW(FlatMethod):
+    """AdamW on the mean gradient."""
+
+    def __init__(self, place: Place, betas: tuple[float, float]) -> None:
+        super().__init__(place, betas)
+        self._first = self._new_state(place.layout.length)
+        self._second = self._new_state(place.layout.length)
+
+    def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
+        kept, size, root = self._scalars[step][0]
+        grad = _mean(grads)
+        params.mul_(kept)
+        self._first.lerp_(grad, 1 - self._betas[0])
+        self._second.mul_(self._betas[1]).addcmul_(grad, grad, value=1 - self._betas[1])
+        params.sub_(self._first * size / (self._second.sqrt() / root + _EPS))
+
+    def _count_scalars(self) -> int:
+        return 3
+
+    def _list_scalars(self, step: int, lr: float, weight_decay: float) -> list[float]:
+        first, second = (1 - beta ** (step + 1) for beta in self._betas)
+        return [1 - lr * weight_decay, lr / first, math.sqrt(second)]
+
+
+class _SignStep(FlatMethod):
+    """x' = fl(fl(d x) - fl(a S)), where S is -1, 0 or 1."""
+
+    def _move_by(self, params: Tensor, signs: Tensor, step: Tensor) -> None:
+        kept, size = self._scalars[step][0]
+        params.mul_(kept).sub_(signs * size)
+
+    def _count_scalars(self) -> int:
+        return 2
+
+    def _list_scalars(self, step: int, lr: float, weight_decay: float) -> list[float]:
+        return [1 - lr * weight_decay, lr]
+
+    def _take(self, momenta: Tensor, grads: Tensor) -> Tensor:
+        """Return directions, and move momenta."""
+        directions = _blend(self._betas[0], momenta, grads)
+        momenta.copy_(_blend(self._betas[1], momenta, grads))
+        return directions
+
+
+class MeanLion(_SignStep):
+    """Lion on the mean gradient."""
+
+    def __init__(self, place: Place, betas: tuple[float, float]) -> None:
+        super().__init__(place, betas)
+        self._momentum = self._new_state(place.layout.length)
+
+    def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
+        self._move_by(params, self._take(self._momentum, _mean(grads)).sign(), step)
+
+
+class _Vote(_SignStep):
+    """Workers with momenta of their own, and coins.
+
+    Args:
+        cautious: Whether a worker masks its direction.
+    """
+
+    bits_up = bits_down = 1.0
+
+    def __init__(self, place: Place, betas: tuple[float, float], *, cautious: bool) -> None:
+        super().__init__(place, betas)
+        self._cautious = cautious
+        self._momenta = self._new_state(place.workers, place.layout.length)
+        self._coins = CoinTable(place.layout, place.workers, place.steps, place.device)
+
+    def start(self, run: Run) -> None:
+        super().start(run)
+        self._coins.start(run.seed)
+
+    def _take_masked(self, grads: Tensor) -> Tensor:
+        directions = self._take(self._momenta, grads)
+        if not self._cautious:
+            return directions
+        agree = ((directions > 0) & (grads > 0)) | ((directions < 0) & (grads < 0))
+        return torch.where(agree, directions, 0.0)
+
+
+class Majority(_Vote):
+    """One-bit votes."""
+
+    def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
+        directions = self._take_masked(grads)
+        ties, zeros = self._coins.draw(step)
+        ones = (directions > 0) | ((directions == 0) & zeros)
+        total = 2 * ones.sum(0, dtype=torch.int32) - len(ones)
+        self._move_by(params, _sign_or_coin(total, ties[0]), step)
+
+
+class TwoBitFeedback(_Vote):
+    """Votes of two bits with error feedback: ``FeedbackVote(bits=2)``."""
+
+    def __init__(self, place: Place, betas: tuple[float, float], *, cautious: bool) -> None:
+        super().__init__(place, betas, cautious=cautious)
+        self._estimates = self._new_state(place.workers, place.layout.length)
+        self._means = ParameterMeans(place.layout, place.device)
+        scales = 2 * _SCALE_BITS * len(place.layout.sizes)
+        self.bits_up = 2 + scales / sum(place.layout.sizes)
+
+    def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
+        ties, zeros = self._coins.draw(step)
+        rests = self._take_masked(grads) - self._estimates
+        sizes = rests.abs()
+        total = self._means.add_up(sizes)
+        is_large = sizes >= self._means.spread((total / self._means.counts).float())
+        large, small = self._average(sizes, is_large), self._average(sizes, ~is_large)
+        said = torch.where(is_large, self._means.spread(large), self._means.spread(small))
+        is_positive = (rests > 0) | ((rests == 0) & zeros)
+        self._estimates.add_(torch.where(is_positive, said, -said))
+        summed = self._estimates[0].clone()
+        for worker in range(1, len(self._estimates)):  # in order: the sum of float32 depends on it
+            summed += self._estimates[worker]
+        self._move_by(params, _sign_or_coin(summed, ties[0]), step)
+
+    def _average(self, sizes: Tensor, chosen: Tensor) -> Tensor:
+        """Return the mean of the chosen sizes of each parameter; 0 for none."""
+        count = self._means.add_up(chosen).clamp(min=1)
+        return (self._means.add_up(sizes.masked_fill(~chosen, 0.0)) / count).float()
+
+
+def _mean(grads: Tensor) -> Tensor:
+    total = grads[0]
+    for grad in grads[1:]:
+        total = total + grad
+    return total / len(grads)
+
+
+def _blend(beta: float, momenta: Tensor, grads: Tensor) -> Tensor:
+    return momenta * beta + grads * (1.0 - beta)
+
+
+def _sign_or_coin(total: Tensor, ties: Tensor) -> Tensor:
+    return torch.where((total > 0) | ((total == 0) & ties), 1.0, -1.0)
+
+
+_MEANS = {"global-adamw": (MeanAdamW, ADAMW_BETAS), "global-lion": (MeanLion, LION_BETAS)}
+_VOTES = {"majority": Majority, "library-feedback-2": TwoBitFeedback}
+
+
+def has_flat_form(name: str) -> bool:
+    """Return whether ``build_flat_method`` knows a name."""
+    base, cautious, _ = split_name(split_decay(name)[0])
+    return base in _VOTES or (base in _MEANS and not cautious)
+
+
+def build_flat_method(name: str, place: Place) -> FlatMethod:
+    """Build a method by its name in the study."""
+    if not has_flat_form(name):
+        sys.exit(f"method {name!r} runs on the CPU alone: run its part without --device")
+    base, cautious, betas = split_name(split_decay(name)[0])
+    if base in _MEANS:
+        build, usual = _MEANS[base]
+        return build(place, betas or usual)
+    return _VOTES[base](place, betas or LION_BETAS, cautious=cautious)
+
+
+def describe_run(config: RunConfig) -> Run:
+    """Return rate, decay and seed of a run."""
+    workers = max(1, config.workers)
+    run = Run(lr=config.lr, workers=workers, steps=config.steps, seed=config.seed)
+    return replace(run, decay=split_decay(config.method)[1] * run.decay)
