@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +37,13 @@ class Option:
         arguments: Further arguments of the optimizer.
         dtype: Of parameters.
         is_sharded: Whether two workers hold FSDP2 shards of parameters on two ranks each.
+        weights: How often the vote of each rank counts; None for once.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     is_sharded: bool = False
+    weights: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ PATTERNS: dict[str, Any] = {
     "all-reduce": distlion.AllReduce(),
     "all-gather": distlion.AllGather(),
     "parameter-server": distlion.ParameterServer(),
+    "recursive-doubling": distlion.RecursiveDoubling(),
 }
 
 _OVERLAP = {"overlap": True}
@@ -114,6 +118,7 @@ FURTHER_OPTIONS: dict[str, Option] = {
     "mesh, overlap": Option(_OVERLAP, is_sharded=True),
     "mesh, clipped": Option(_CLIPPED, is_sharded=True),
     "mesh, momentum sync": Option(_SYNC, is_sharded=True),
+    "weights": Option(weights=(1, 3, 2, 7)),
 }
 """Options of ``REPRESENTATIVES`` only."""
 
@@ -123,6 +128,7 @@ REPRESENTATIVES = (
     "majority",
     "ternary",
     "average",
+    "majority-zero",
     "quantized-4",
     "quantized-4-linf",
     "feedback-1",
@@ -139,7 +145,7 @@ def list_cases() -> list[Case]:
         Case(rule, pattern, name)
         for rule in RULES
         for name, option in _options_of(rule).items()
-        for pattern in _patterns_of(option)
+        for pattern in _patterns_of(rule, option)
     ]
 
 
@@ -148,21 +154,31 @@ def pick_quick_cases() -> list[Case]:
     picked = list(zip(REPRESENTATIVES, FURTHER_OPTIONS, strict=True))
     others = [rule for rule in RULES if rule not in REPRESENTATIVES]
     picked += zip(others, itertools.cycle(OPTIONS), strict=False)
-    cases = [
-        # Each round over the options goes on with the next pattern.
-        Case(rule, list(PATTERNS)[(number + number // len(OPTIONS)) % len(PATTERNS)], option)
-        for number, (rule, option) in enumerate(picked)
+    patterns = itertools.cycle(PATTERNS)
+    cases = [Case(rule, _take_next(patterns, rule, option), option) for rule, option in picked]
+    virtual = [
+        name for name, option in ALL_OPTIONS.items() if VIRTUAL in _patterns_of("majority", option)
     ]
-    virtual = [name for name, option in ALL_OPTIONS.items() if VIRTUAL in _patterns_of(option)]
     pairs = zip(REPRESENTATIVES, itertools.cycle(virtual), strict=False)
     return cases + [Case(rule, VIRTUAL, option) for rule, option in pairs]
+
+
+def _take_next(patterns: Iterator[str], rule: str, option: str) -> str:
+    """Return the next pattern that a case can have."""
+    possible = _patterns_of(rule, ALL_OPTIONS[option])
+    return next(pattern for pattern in patterns if pattern in possible)
 
 
 def _options_of(rule: str) -> dict[str, Option]:
     return ALL_OPTIONS if rule in REPRESENTATIVES else OPTIONS
 
 
-def _patterns_of(option: Option) -> list[str]:
+def _patterns_of(rule: str, option: Option) -> list[str]:
     """Return the patterns; virtual workers know no nodes, no overlap and no shards."""
     is_real = option.is_sharded or option.arguments.keys() & {"nodes", "overlap"}
-    return [*PATTERNS] if is_real else [*PATTERNS, VIRTUAL]
+    found = [*PATTERNS] if is_real else [*PATTERNS, VIRTUAL]
+    # It adds integers that count once; the representatives have each kind of them.
+    adds_up = rule in REPRESENTATIVES and RULES[rule].aggregation.vote_format.has_partial_sums
+    if not adds_up or option.weights or "momentum_sync" in option.arguments:
+        found.remove("recursive-doubling")
+    return found

@@ -129,6 +129,8 @@ def train_on_ranks(rank: int, case: Case, mesh: DeviceMesh) -> tuple[str, str]:
         fully_shard(model, mesh=mesh["shard"])
         arguments = {"process_group": mesh["replicate"].get_group()}
         voter = rank // 2
+    if option.weights:
+        arguments = {"weight": option.weights[rank]}
     optimizer = distlion.DistributedLion(
         model.list_groups(case.rule),
         exchange=PATTERNS[case.pattern],
@@ -149,7 +151,10 @@ def train_virtually(case: Case) -> Digests:
     option = ALL_OPTIONS[case.option]
     model = Model(option.dtype)
     cluster = distlion.VirtualCluster(
-        model.list_groups(case.rule), workers=N_RANKS, **{**SETTINGS, **option.arguments}
+        model.list_groups(case.rule),
+        workers=N_RANKS,
+        weights=option.weights,
+        **{**SETTINGS, **option.arguments},
     )
     params = list(model.parameters())
     for step in range(N_STEPS):
