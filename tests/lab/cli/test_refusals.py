@@ -37,6 +37,7 @@ REFUSED = [
     ("train --eval-every 0", "--eval-every"),
     ("train --momentum-sync-every 0", "--momentum-sync-every"),
     ("train --diagnose-every 0", "--diagnose-every"),
+    ("train --on-disagreement exclude", "--on-disagreement"),
     ("train --warmup-steps -1", "--warmup-steps"),
     ("train --weight-decay -1", "--weight-decay"),
     ("train --step-timeout 0", "--step-timeout"),

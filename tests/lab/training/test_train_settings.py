@@ -8,6 +8,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training import (
     BASELINE_NAMES,
+    OnDisagreement,
     Overlap,
     PartitionName,
     TaskName,
@@ -186,3 +187,18 @@ def test_what_concerns_votes_is_refused_where_there_are_none(name):
         TrainSettings.with_defaults(rule="global-lion", **{name: 3})
     with pytest.raises(InvalidArgumentError, match=f"{name} is 0"):
         TrainSettings.with_defaults(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rule": "global-lion"}, "the rule global-lion, whose workers do not vote"),
+        ({"every": 8}, "every 8: all votes on deltas are counted. Omit every"),
+        ({"diagnose_every": None}, "no diagnose_every, which compares workers"),
+    ],
+)
+def test_workers_are_excluded_only_where_votes_are_compared(changes, message):
+    given = {"diagnose_every": None if "rule" in changes else 10, **changes}
+    with pytest.raises(InvalidArgumentError, match=message):
+        TrainSettings.with_defaults(on_disagreement=OnDisagreement.EXCLUDE, **given)
+    assert TrainSettings.with_defaults(**given).on_disagreement is OnDisagreement.WARN

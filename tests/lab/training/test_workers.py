@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 import matrix
 from cluster import run_workers
-from distlion.lab.training import BASELINE_NAMES, TrainSettings
+from distlion import DistributedLion
+from distlion.lab.training import BASELINE_NAMES, OnDisagreement, TrainSettings
 from distlion.lab.training.loop import start_worker
 
 PARAMETERS = 13 * 7 + 7
@@ -86,6 +87,19 @@ def test_signum_and_signsgd_vote_with_their_momenta():
     assert betas("signum") == (0.9, 0.9)
     assert betas("signsgd") == (0.0, 0.0)
     assert betas("majority") == (0.9, 0.99)
+
+
+@pytest.mark.parametrize("choice", list(OnDisagreement))
+def test_a_disagreeing_worker_is_treated_as_the_settings_say(choice):
+    given = {}
+
+    def make_optimizer(params, **arguments):
+        given.update(arguments)
+        return DistributedLion(params, **arguments)
+
+    settings = TrainSettings.with_defaults(diagnose_every=4, on_disagreement=choice)
+    start_worker(settings, torch.nn.Linear(2, 1), make_optimizer)
+    assert (given["on_disagreement"], given["diagnose_every"]) == (choice.value, 4)
 
 
 def find_betas(rank, world_size, rule):

@@ -19,6 +19,7 @@ from distlion.lab.report import draw_beside_figure
 from distlion.lab.training import (
     AUTO,
     CheckpointSettings,
+    OnDisagreement,
     Overlap,
     Record,
     TrainSettings,
@@ -57,6 +58,7 @@ def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> Train
     }
     if not method.votes:
         changes |= {"exchange": AUTO, "overlap": Overlap.OFF}
+        changes |= {"on_disagreement": OnDisagreement.WARN}
         changes |= dict.fromkeys(("momentum_sync_every", "diagnose_every", "step_timeout_s"))
     return dataclasses.replace(settings, **changes)
 

@@ -23,6 +23,7 @@ from distlion.lab.training import (
     DEFAULT_RULE,
     RULE_NAMES,
     CheckpointSettings,
+    OnDisagreement,
     Overlap,
     PartitionName,
     Record,
@@ -96,6 +97,13 @@ _DiagnoseEvery = Annotated[
     typer.Option(
         help="Steps between measurements of agreement among votes; draws diagnosis.png.",
         show_default="never",
+    ),
+]
+_OnDisagreement = Annotated[
+    OnDisagreement,
+    typer.Option(
+        help="What follows if --diagnose-every finds a worker far from the majority. exclude "
+        "leaves out its votes."
     ),
 ]
 _Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
@@ -233,6 +241,7 @@ _SETTINGS = (
     "every",
     "delay",
     "diagnose_every",
+    "on_disagreement",
     "steps",
     "lr",
     "weight_decay",
@@ -263,6 +272,7 @@ def train_command(
     every: _Every = None,
     delay: _Delay = None,
     diagnose_every: _DiagnoseEvery = None,
+    on_disagreement: _OnDisagreement = OnDisagreement.WARN,
     steps: _Steps = None,
     lr: _Lr = None,
     weight_decay: _WeightDecay = None,

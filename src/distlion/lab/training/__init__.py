@@ -12,6 +12,7 @@ from distlion.lab.training.record import RECORD_NAME, Record
 from distlion.lab.training.run import FIGURE_NAME, train
 from distlion.lab.training.train_settings import (
     DEFAULT_RULE,
+    OnDisagreement,
     Overlap,
     PartitionName,
     Schedule,
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointSettings",
     "CompareProgress",
     "CompareSettings",
+    "OnDisagreement",
     "Overlap",
     "PartitionName",
     "Preset",

@@ -113,6 +113,7 @@ def start_worker(
         momentum_sync=None if every is None else MomentumSync(every=every),
         overlap=settings.overlap.choice,
         diagnose_every=settings.diagnose_every,
+        on_disagreement=settings.on_disagreement.choice,
         step_timeout_s=settings.step_timeout_s or DEFAULT_STEP_TIMEOUT_S,
     )
     assert settings.method.start is not None  # the settings checked it

@@ -52,6 +52,18 @@ class Schedule(str, Enum):
     CONSTANT = "constant"
 
 
+class OnDisagreement(str, Enum):
+    """What follows if a worker's votes are far from those of the majority."""
+
+    WARN = "warn"
+    EXCLUDE = "exclude"
+
+    @property
+    def choice(self) -> Literal["warn", "exclude"]:
+        """Return the argument for ``DistributedLion(on_disagreement=...)``."""
+        return "exclude" if self is OnDisagreement.EXCLUDE else "warn"
+
+
 class Overlap(str, Enum):
     """The overlap of votes with backward."""
 
@@ -101,6 +113,8 @@ class TrainSettings:
             delay.
         diagnose_every: Steps, or votes with ``every``, between two diagnoses of the votes. None for
             never; always None for a baseline.
+        on_disagreement: Whether to warn of workers far from the majority, or to leave out their
+            votes too, which needs ``diagnose_every`` and votes in each step.
         steps: Optimizer steps, at least 1.
         lr: Highest learning rate, above 0.
         weight_decay: Decoupled weight decay, at least 0.
@@ -135,6 +149,7 @@ class TrainSettings:
     every: int | None
     delay: int | None
     diagnose_every: int | None
+    on_disagreement: OnDisagreement
     steps: int
     lr: float
     weight_decay: float
@@ -173,6 +188,7 @@ class TrainSettings:
             "rule": rule,
             "exchange": AUTO,
             "overlap": Overlap.OFF,
+            "on_disagreement": OnDisagreement.WARN,
             "lr": method.train_lr,
             "weight_decay": method.train_weight_decay,
             "schedule": Schedule.COSINE,
@@ -231,6 +247,8 @@ class TrainSettings:
             self._check_baseline()
         if self.every is not None:
             self._check_local()
+        if self.on_disagreement is OnDisagreement.EXCLUDE:
+            self._check_exclusion()
         if (self.tokenizer is not None) != (self.task is TaskName.TEXT):
             raise InvalidArgumentError(
                 f"tokenizer is {_show(self.tokenizer)} with the task {self.task.value}; it belongs "
@@ -271,6 +289,19 @@ class TrainSettings:
                 f"momentum_sync_every is {self.momentum_sync_every} with every {self.every}: these "
                 "votes have no momenta to average. Omit momentum_sync_every"
             )
+
+    def _check_exclusion(self) -> None:
+        if not self.method.votes:
+            problem = f"the rule {self.rule}, whose workers do not vote. Choose a rule that votes"
+        elif self.every is not None:
+            problem = f"every {self.every}: all votes on deltas are counted. Omit every"
+        elif self.diagnose_every is None:
+            problem = "no diagnose_every, which compares workers. Set it, such as to 10"
+        else:
+            return  # the optimizer checks rule and momenta
+        raise InvalidArgumentError(
+            f"on_disagreement is exclude with {problem}, or set on_disagreement to warn"
+        )
 
     def _check_partition(self) -> None:
         known = _PARTITIONS[self.task]

@@ -67,6 +67,7 @@ class VoteOptions(TypedDict, total=False):
     overlap: bool | Literal["auto"]
     momentum_sync: MomentumSync | None
     diagnose_every: int | None
+    on_disagreement: Literal["warn", "exclude"]
     step_timeout_s: float
 
 
