@@ -93,9 +93,9 @@ def test_signum_and_signsgd_vote_with_their_momenta():
 def test_a_disagreeing_worker_is_treated_as_the_settings_say(choice):
     given = {}
 
-    def make_optimizer(params, **arguments):
+    def make_optimizer(params, lr, **arguments):
         given.update(arguments)
-        return DistributedLion(params, **arguments)
+        return DistributedLion(params, lr, **arguments)
 
     settings = TrainSettings.with_defaults(diagnose_every=4, on_disagreement=choice)
     start_worker(settings, torch.nn.Linear(2, 1), make_optimizer)
