@@ -187,7 +187,7 @@ def test_a_reply_carries_about_one_bit_for_each_parameter() -> None:
     strategy.start(InProcessGrid(train_big, 2, count), big, num_rounds=1)
     assert all(120_000 <= 8 * size < 1.1 * 120_000 for size in sizes)
     (outcome,) = strategy.outcomes
-    assert 8 * outcome.payload_bytes / 2 < 1.01 * 120_000
+    assert 8 * outcome.counted_bytes / 2 < 1.01 * 120_000
 
 
 def test_votes_are_not_told_their_seed_differ() -> None:

@@ -43,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
         "accuracy": accuracy[-1],
         "rounds": len(votes),
         "votes": n_votes,
-        "bytes-up": sum(outcome.payload_bytes for outcome in votes) / max(1, n_votes),
+        "bytes-up": sum(outcome.counted_bytes for outcome in votes) / max(1, n_votes),
         "bytes-up-float32": 4 * sum(each.numel() for each in task.make_model().parameters()),
     }
     print(json.dumps(summary))

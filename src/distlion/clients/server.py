@@ -34,7 +34,7 @@ class Outcome:
         votes: Number of votes of each of them; empty for a void round.
         lost: Number of nodes that were asked and sent nothing.
         refused: Number of ballots that were not taken, by reason.
-        payload_bytes: Bytes of the counted votes.
+        counted_bytes: Bytes of the counted votes, all of them together.
     """
 
     round: int
@@ -43,7 +43,7 @@ class Outcome:
     votes: tuple[int, ...]
     lost: int
     refused: Mapping[Refusal, int]
-    payload_bytes: int
+    counted_bytes: int
 
 
 @dataclass

@@ -53,7 +53,7 @@ class Schedule(str, Enum):
 
 
 class OnDisagreement(str, Enum):
-    """What follows if a worker's votes are far from those of the majority."""
+    """The fate of a worker whose votes are far from those of the majority."""
 
     WARN = "warn"
     EXCLUDE = "exclude"
