@@ -31,7 +31,7 @@ from text import TextTask
 from torch import Tensor
 from work import ListOpen
 
-MOST_LANES = 24
+MOST_LANES = 12
 _CHUNK, _AHEAD = 50, 4
 _WARM_UP = 2
 _LIST_EVERY_S = 5.0
