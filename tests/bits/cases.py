@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ import distlion
 N_RANKS = 4
 N_STEPS = 20
 VIRTUAL = "virtual"
+DOUBLING = "recursive-doubling"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ PATTERNS: dict[str, Any] = {
     "all-reduce": distlion.AllReduce(),
     "all-gather": distlion.AllGather(),
     "parameter-server": distlion.ParameterServer(),
-    "recursive-doubling": distlion.RecursiveDoubling(),
+    DOUBLING: distlion.RecursiveDoubling(),
 }
 
 _OVERLAP = {"overlap": True}
@@ -154,8 +154,13 @@ def pick_quick_cases() -> list[Case]:
     picked = list(zip(REPRESENTATIVES, FURTHER_OPTIONS, strict=True))
     others = [rule for rule in RULES if rule not in REPRESENTATIVES]
     picked += zip(others, itertools.cycle(OPTIONS), strict=False)
-    patterns = itertools.cycle(PATTERNS)
-    cases = [Case(rule, _take_next(patterns, rule, option), option) for rule, option in picked]
+    of_all_rules = [name for name in PATTERNS if name != DOUBLING]
+    cases = [
+        # Each round over the options goes on with the next pattern.
+        Case(rule, of_all_rules[(number + number // len(OPTIONS)) % len(of_all_rules)], option)
+        for number, (rule, option) in enumerate(picked)
+    ]
+    cases += _pick_doubled()
     virtual = [
         name for name, option in ALL_OPTIONS.items() if VIRTUAL in _patterns_of("majority", option)
     ]
@@ -163,10 +168,13 @@ def pick_quick_cases() -> list[Case]:
     return cases + [Case(rule, VIRTUAL, option) for rule, option in pairs]
 
 
-def _take_next(patterns: Iterator[str], rule: str, option: str) -> str:
-    """Return the next pattern that a case can have."""
-    possible = _patterns_of(rule, ALL_OPTIONS[option])
-    return next(pattern for pattern in patterns if pattern in possible)
+def _pick_doubled() -> list[Case]:
+    """Return a case of ``RecursiveDoubling`` for each rule that it carries."""
+    possible: dict[str, list[Case]] = {}
+    for case in list_cases():
+        if case.pattern == DOUBLING:
+            possible.setdefault(case.rule, []).append(case)
+    return [cases[number % len(cases)] for number, cases in enumerate(possible.values())]
 
 
 def _options_of(rule: str) -> dict[str, Option]:
@@ -180,5 +188,5 @@ def _patterns_of(rule: str, option: Option) -> list[str]:
     # It adds integers that count once; the representatives have each kind of them.
     adds_up = rule in REPRESENTATIVES and RULES[rule].aggregation.vote_format.has_partial_sums
     if not adds_up or option.weights or "momentum_sync" in option.arguments:
-        found.remove("recursive-doubling")
+        found.remove(DOUBLING)
     return found

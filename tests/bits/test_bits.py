@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from bits import ledger
-from bits.cases import ALL_OPTIONS, PATTERNS, RULES, VIRTUAL, Case, list_cases, pick_quick_cases
+from bits.cases import (
+    ALL_OPTIONS,
+    OPTIONS,
+    PATTERNS,
+    RULES,
+    VIRTUAL,
+    Case,
+    list_cases,
+    pick_quick_cases,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -22,6 +31,9 @@ def test_every_rule_pattern_and_option_has_the_recorded_bits() -> None:
     assert {case.rule for case in QUICK} == RULES.keys()
     assert {case.pattern for case in QUICK} == PATTERNS.keys() | {VIRTUAL}
     assert {case.option for case in QUICK} == ALL_OPTIONS.keys()
+    for option in OPTIONS:
+        met = {case.pattern for case in QUICK if case.option == option}
+        assert met >= {"all-reduce", "all-gather", "parameter-server"}
     assert list_differences(QUICK) == []
 
 

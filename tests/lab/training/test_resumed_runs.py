@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends with the bits, and the record, of one that was not."""
 
+import dataclasses
 import json
 import os
 import random
@@ -18,9 +19,11 @@ from distlion.lab.training import (
     CHECKPOINTS_NAME,
     RECORD_NAME,
     CheckpointSettings,
+    OnDisagreement,
     TrainSettings,
     train,
 )
+from distlion.lab.training.checkpoints import describe_difference
 from distlion.lab.training.history import History
 from distlion.lab.training.loop import TrainingLoop
 from distlion.lab.training.run import load_task
@@ -163,6 +166,32 @@ def test_settings_of_another_run_are_refused(whole):
     settings = make_settings(whole.parent, lr=1e-3)
     with pytest.raises(WorkerFailedError, match=r"a run with lr 0\.0005, and this one has 0\.001"):
         train_over(whole, settings)
+
+
+def test_interval_of_diagnoses_may_change_unless_it_decides_whose_votes_count(tmp_path):
+    def describe(then, now):
+        options = {"rule": "majority", "momentum_sync_every": None}
+        settings = [
+            dataclasses.replace(make_settings(tmp_path), **options, **changes)
+            for changes in (then, now)
+        ]
+        return describe_difference(settings[0].to_json(), settings[1])
+
+    excluding = {"on_disagreement": OnDisagreement.EXCLUDE}
+    assert describe({"diagnose_every": 4}, {"diagnose_every": 2}) is None
+    assert (
+        describe({**excluding, "diagnose_every": 4}, {**excluding, "diagnose_every": 2})
+        == "diagnose_every 4, and this one has 2"
+    )
+    assert describe({}, excluding) == "on_disagreement warn, and this one has exclude"
+
+
+def test_checkpoint_from_before_a_setting_has_its_default(tmp_path):
+    settings = make_settings(tmp_path)
+    saved = settings.to_json()
+    del saved["on_disagreement"]
+    assert describe_difference(saved, settings) is None
+    assert describe_difference(saved | {"lr": 0.5}, settings) == "lr 0.5, and this one has 0.0005"
 
 
 def test_another_number_of_workers_is_refused_without_a_rule(whole):

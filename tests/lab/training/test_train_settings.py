@@ -195,10 +195,13 @@ def test_what_concerns_votes_is_refused_where_there_are_none(name):
         ({"rule": "global-lion"}, "the rule global-lion, whose workers do not vote"),
         ({"every": 8}, "every 8: all votes on deltas are counted. Omit every"),
         ({"diagnose_every": None}, "no diagnose_every, which compares workers"),
+        ({"rule": "feedback-2"}, "the rule feedback-2, which counts what a worker sent in earlier"),
+        ({"rule": "feedback-1-cautious-betas-90-95"}, "which counts what a worker sent in earlier"),
+        ({"momentum_sync_every": 4}, "momentum_sync_every 4: a mean over all workers. Omit it"),
     ],
 )
 def test_workers_are_excluded_only_where_votes_are_compared(changes, message):
-    given = {"diagnose_every": None if "rule" in changes else 10, **changes}
+    given = {"diagnose_every": None if changes.get("rule") == "global-lion" else 10, **changes}
     with pytest.raises(InvalidArgumentError, match=message):
         TrainSettings.with_defaults(on_disagreement=OnDisagreement.EXCLUDE, **given)
     assert TrainSettings.with_defaults(**given).on_disagreement is OnDisagreement.WARN

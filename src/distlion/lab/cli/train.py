@@ -102,8 +102,8 @@ _DiagnoseEvery = Annotated[
 _OnDisagreement = Annotated[
     OnDisagreement,
     typer.Option(
-        help="What follows if --diagnose-every finds a worker far from the majority. exclude "
-        "leaves out its votes."
+        help="Treatment of workers far from the majority: warn, or exclude their votes. Needs "
+        "--diagnose-every."
     ),
 ]
 _Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.lab.training.history import History
-from distlion.lab.training.train_settings import TrainSettings
+from distlion.lab.training.train_settings import OnDisagreement, TrainSettings
 from distlion.lab.training.workers import RealWorker, gather_rows
 from distlion.optim import LocalSteps, VotingBase
 
@@ -148,13 +148,12 @@ class RunCheckpoints:
         return done, f"resumed from {loaded.path}: step {done} of {self._training.steps}"
 
     def _check_settings(self, saved: dict[str, Any], path: Path) -> None:
-        for name, now in self._training.to_json().items():
-            then = saved.get(name)
-            if name not in _FREE and then != now:
-                raise CheckpointError(
-                    f"{path} was saved by a run with {name} {then}, and this one has {now}; "
-                    "resume with the settings of the run, or start another in another --run-dir"
-                )
+        difference = describe_difference(saved, self._training)
+        if difference is not None:
+            raise CheckpointError(
+                f"{path} was saved by a run with {difference}; "
+                "resume with the settings of the run, or start another in another --run-dir"
+            )
 
     def save_if_due(self, done: int) -> str:
         """Save after ``done`` steps, if a checkpoint is due; every worker must call it.
@@ -183,3 +182,20 @@ class RunCheckpoints:
         except CheckpointError as error:
             return f"no checkpoint after step {done}, training goes on: {error}"
         return ""
+
+
+def describe_difference(saved: dict[str, Any], training: TrainSettings) -> str | None:
+    """Describe the first setting in which a resumed run would differ; None if there is none.
+
+    Args:
+        saved: Settings of the run that saved, as JSON types.
+        training: Settings of the run that resumes.
+    """
+    free = _FREE
+    if training.on_disagreement is OnDisagreement.EXCLUDE:
+        free = free - {"diagnose_every"}  # it decides whose votes count
+    saved = {"on_disagreement": OnDisagreement.WARN.value} | saved  # newer than some checkpoints
+    for name, now in training.to_json().items():
+        if name not in free and saved.get(name) != now:
+            return f"{name} {saved.get(name)}, and this one has {now}"
+    return None

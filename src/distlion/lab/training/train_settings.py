@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from distlion.aggregation import SCALED_RULES
+from distlion.aggregation import RULES, SCALED_RULES
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
 from distlion.lab.names import suggest
@@ -20,6 +20,7 @@ from distlion.lab.training.delta_worker import DEFAULT_DELTA_RULE, find_delta_ru
 from distlion.lab.training.device import check_device
 from distlion.lab.training.method import Method
 from distlion.lab.training.methods import RECIPE, find_rule
+from distlion.lab.training.name_parts import split_name
 from distlion.lab.training.workers import AUTO
 from distlion.optim import check_delay, check_every_steps
 
@@ -53,7 +54,7 @@ class Schedule(str, Enum):
 
 
 class OnDisagreement(str, Enum):
-    """The fate of a worker whose votes are far from those of the majority."""
+    """Treatment of a worker whose votes are far from those of the majority."""
 
     WARN = "warn"
     EXCLUDE = "exclude"
@@ -295,13 +296,27 @@ class TrainSettings:
             problem = f"the rule {self.rule}, whose workers do not vote. Choose a rule that votes"
         elif self.every is not None:
             problem = f"every {self.every}: all votes on deltas are counted. Omit every"
+        elif self._remembers_votes:
+            problem = (
+                f"the rule {self.rule}, which counts what a worker sent in earlier steps too. "
+                "Choose a rule without memory, such as majority"
+            )
+        elif self.momentum_sync_every is not None:
+            problem = (
+                f"momentum_sync_every {self.momentum_sync_every}: a mean over all workers. Omit it"
+            )
         elif self.diagnose_every is None:
             problem = "no diagnose_every, which compares workers. Set it, such as to 10"
         else:
-            return  # the optimizer checks rule and momenta
+            return
         raise InvalidArgumentError(
             f"on_disagreement is exclude with {problem}, or set on_disagreement to warn"
         )
+
+    @property
+    def _remembers_votes(self) -> bool:
+        named = RULES.get(split_name(self.rule)[0])
+        return named is not None and bool(named.rule.worker_state)
 
     def _check_partition(self) -> None:
         known = _PARTITIONS[self.task]
