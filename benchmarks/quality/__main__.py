@@ -8,7 +8,7 @@
 
 ``run`` goes on where it was stopped, and any number of processes share the work: a run whose record
 is there is not repeated, nor is one that another process is at. One thread each. A device takes one
-process.
+process, which leaves out runs that have no form for a device.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from archive import Records, remember, require_evidence
 from controls import list_open_controls
 from design import PARTS, list_open_runs
+from flat_methods import has_flat_form
 from lanes import run_on_device
 from pages import CONTROLS, write_report
 from runs import RunConfig
@@ -72,7 +73,8 @@ def main(words: Sequence[str] | None = None) -> int:
     find = remember(records.read) if on_device else records.read
 
     def list_open() -> list[RunConfig]:
-        return [run for run in list_open_runs(chosen, find) if data.has(run.task)]
+        runs = [run for run in list_open_runs(chosen, find) if data.has(run.task)]
+        return [run for run in runs if has_flat_form(run)] if on_device else runs
 
     if on_device:
         run_on_device(list_open, records, data, args.seconds)

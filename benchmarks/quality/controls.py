@@ -1,4 +1,4 @@
-"""Do runs on a device end as those on a CPU do? The same reported runs, on both."""
+"""Compare reported runs on a GPU with the same runs on a CPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from differences import Difference, find_difference
 from evidence import Ending
 from runs import RunConfig
 from settings import BASES, CAUTIOUS, SHORT
+
+N_CONTROLS = 6
+CONTROL_P = 0.05
+"""Divided by the number of controls: a p-value below speaks against all runs on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""All parameters of a model as one flat row, and the library's coins for it.
+"""All parameters of a model as one flat row (elements,), and the library's coins for it.
 
 A parameter begins at a whole word of 64 elements, so that element i of the row takes bit i % 64 of
 word i // 64 of a coin, as in ``distlion.layout``. Elements between parameters are never read.
@@ -50,7 +50,7 @@ class FlatLayout:
         return [row[begin : begin + size].view(shape) for begin, size, shape in parts]
 
     def adopt(self, params: Sequence[nn.Parameter]) -> Tensor:
-        """Move parameters into a row, which they are views of from now on."""
+        """Copy parameters into a row, and turn them into views of it; return the row."""
         row = params[0].new_zeros(self.length)
         for param, view in zip(params, self.view(row), strict=True):
             view.copy_(param.detach())
@@ -108,6 +108,9 @@ class ParameterMeans:
     Args:
         layout: Of the row.
         device: Of the rows.
+
+    Attributes:
+        counts: (parameters,) float64, the number of elements of each.
     """
 
     def __init__(self, layout: FlatLayout, device: torch.device) -> None:
@@ -131,7 +134,7 @@ class ParameterMeans:
         self.counts = torch.tensor(layout.sizes, dtype=torch.float64, device=device)
 
     def add_up(self, rows: Tensor) -> Tensor:
-        """Return the sum over each parameter, (workers, parameters) float64."""
+        """Sum rows (workers, elements) over each parameter: (workers, parameters) float64."""
         sums = rows.double()
         for places in (self._elements, self._blocks):
             sums = torch.cat([sums, sums.new_zeros(len(sums), 1)], 1)[:, places]
@@ -142,7 +145,7 @@ class ParameterMeans:
         return sums
 
     def spread(self, means: Tensor) -> Tensor:
-        """Return for each element the number of its parameter, (workers, elements)."""
+        """Return for each element the value of its parameter, (workers, elements)."""
         return means[:, self._owners]
 
 

@@ -1,14 +1,15 @@
-"""Five methods of the study on flat rows, as operations that a CUDA graph can repeat.
+"""Methods of the study on flat rows, as operations that a CUDA graph can repeat.
 
 Nothing here depends on numbers of the host: the step, and all that changes with it, is on the
-device. For votes and Lion the arithmetic is that of the library to the bit; AdamW is that of
-``torch.optim.AdamW`` but for the order of two roundings.
+device. On a CPU results are bitwise identical to those of the library and of
+``torch.optim.AdamW``. CUDA may fuse a multiplication with an addition.
+
+Rows are float32 tensors on the device: ``params`` (elements,), ``grads`` (workers, elements).
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
@@ -46,11 +47,14 @@ class Place:
 
 
 class FlatMethod(ABC):
-    """What becomes of the gradients of all workers.
+    """Update rule applied to all workers' gradients.
 
     Args:
         place: What it is built for.
         betas: Its betas.
+
+    Attributes:
+        bits_up, bits_down: Bits of a worker's message and of the reply, for each parameter.
     """
 
     bits_up = bits_down = 32.0
@@ -73,13 +77,7 @@ class FlatMethod(ABC):
 
     @abstractmethod
     def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
-        """Do a step.
-
-        Args:
-            params: (elements,), written.
-            grads: (workers, elements).
-            step: (1,) int64.
-        """
+        """Do a step: write ``params``; ``step`` is (1,) int64, from 0."""
 
     def _new_state(self, *shape: int) -> Tensor:
         self._states.append(torch.zeros(*shape, device=self._place.device))
@@ -236,16 +234,15 @@ _MEANS = {"global-adamw": (MeanAdamW, ADAMW_BETAS), "global-lion": (MeanLion, LI
 _VOTES = {"majority": Majority, "library-feedback-2": TwoBitFeedback}
 
 
-def has_flat_form(name: str) -> bool:
-    """Return whether ``build_flat_method`` knows a name."""
-    base, cautious, _ = split_name(split_decay(name)[0])
-    return base in _VOTES or (base in _MEANS and not cautious)
+def has_flat_form(config: RunConfig) -> bool:
+    """Return whether a run can be done here: even data, no attackers, and a method of these."""
+    base, cautious, _ = split_name(split_decay(config.method)[0])
+    is_known = base in _VOTES or (base in _MEANS and not cautious)
+    return is_known and config.alpha is None and not config.attackers
 
 
 def build_flat_method(name: str, place: Place) -> FlatMethod:
     """Build a method by its name in the study."""
-    if not has_flat_form(name):
-        sys.exit(f"method {name!r} runs on the CPU alone: run its part without --device")
     base, cautious, betas = split_name(split_decay(name)[0])
     if base in _MEANS:
         build, usual = _MEANS[base]

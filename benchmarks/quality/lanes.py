@@ -4,9 +4,10 @@ A step of a small network is hundreds of kernels that each fill a little of a de
 records one step of a method once, and then a run is as many replays, without the host. Lanes have
 streams of their own, and the device works on all of them at once.
 
-What a run does is what ``runs.Trainer`` does, in float32: the same examples, weights, schedule and
-coins. Sums inside a matrix product or a convolution are in an order of the device's, so that a run
-has other bits than on a CPU.
+A run is that of ``runs.Trainer``, in float32: the same examples, weights, schedule and coins.
+Rounding differs from a CPU's: kernels are others, sums have another order, and a mean gradient is
+that of two half batches. cuDNN chooses its kernels by timing them, so a run has other bits each
+time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import sys
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from archive import Records
 from flat_layout import FlatLayout
-from flat_methods import Place, build_flat_method, describe_run
+from flat_methods import Place, build_flat_method, describe_run, has_flat_form
 from images import ImageTask
 from runs import RunConfig, condense, describe, digest_parameters
 from sources import Data
@@ -31,6 +33,9 @@ from text import TextTask
 from torch import Tensor
 from work import ListOpen
 
+from distlion.errors import InvalidArgumentError
+
+# With 24, nearly all runs ended at once, or not at all before the time was up. Not measured.
 MOST_LANES = 12
 _CHUNK, _AHEAD = 50, 4
 _WARM_UP = 2
@@ -42,20 +47,25 @@ Score = tuple[int, Tensor, Tensor]
 
 
 class FlatRun:
-    """Networks of one shape and method, trained by steps that the device can do alone.
+    """Runs of one network and method, by steps that the device can do alone.
 
     Args:
         config: One of the runs to be done; only rate and seed may differ between them.
         data: On the device.
         device: CUDA; the CPU does the same, step by step.
+
+    Raises:
+        InvalidArgumentError: There is no flat form of such runs.
     """
 
     def __init__(self, config: RunConfig, data: Data, device: torch.device) -> None:
-        if config.alpha is not None or config.attackers:
-            sys.exit(f"{config.name}: uneven data and attackers run on the CPU alone")
+        if not has_flat_form(config):
+            raise InvalidArgumentError(
+                f"{config.name} has no form for a device. Run its part without --device"
+            )
         self._data, self._device = data, device
-        # What sees only the mean has it from parts: backward of an embedding of more than 3,072
-        # numbers sorts them, and may wait for the host.
+        # Methods that use only the mean gradient average two half batches: backward of an
+        # embedding of more than 3,072 numbers sorts them, and may wait for the host.
         self._workers = config.workers or _PARTS_OF_A_MEAN
         self._task, _ = self._build_task(config)
         self.model = self._task.build_model().to(device)
@@ -68,7 +78,7 @@ class FlatRun:
         self._views = [self._layout.view(row) for row in self._grads]
         self._table = torch.zeros_like(draw_table(self._task, config), device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        # Of each step: the loss of each worker, and a sum that is finite if all gradients are.
+        # Of each step: the loss of each worker, and NaN if a gradient is not finite, else 0.
         self._losses = torch.zeros(config.steps, self._workers + 1, device=device)
 
     def start(self, config: RunConfig) -> str:
@@ -94,7 +104,8 @@ class FlatRun:
             torch._foreach_copy_(self._views[worker], found)
             losses.append(loss.detach())
         with torch.no_grad():
-            row = torch.stack([*losses, self._grads.sum()])
+            flag = torch.where(self._grads.isfinite().all(), 0.0, math.nan)
+            row = torch.stack([*losses, flag])
             self._losses.index_copy_(0, self._step, row.unsqueeze(0))
             self.method.move(self._row, self._grads, self._step)
             self._step += 1
@@ -123,7 +134,8 @@ class FlatRun:
         if bad:
             step = min(bad)
             diverged = {"step": step, "message": "a loss or a gradient is not finite"}
-            losses, done = losses[:step], [each for each in done if each[0] <= step]
+            losses = losses[:step]
+            done = [each for each in done if each[0] <= step and math.isfinite(each[1].loss)]
         elif not config.is_tuning:
             test = describe(self._task.conclude(*self._task.predict_test(self.model)))
         return {
@@ -197,6 +209,7 @@ class Lane:
     stream: torch.cuda.Stream
     graph: torch.cuda.CUDAGraph
     config: RunConfig | None = None
+    _claim: ExitStack = field(default_factory=ExitStack)
     _digest: str = ""
     _done: int = 0
     _started_s: float = 0.0
@@ -220,8 +233,9 @@ class Lane:
             graph.capture_end()
         return cls(run, stream, graph)
 
-    def start(self, config: RunConfig) -> None:
-        """Begin a run."""
+    def start(self, config: RunConfig, claim: ExitStack) -> None:
+        """Begin a run; the claim on it is held until it ends."""
+        self._claim = claim
         with torch.cuda.stream(self.stream):
             self._digest = self.run.start(config)
         self.config, self._done, self._scores = config, 0, []
@@ -242,14 +256,17 @@ class Lane:
                 self._pending.append(event)
         return False
 
-    def finish(self) -> dict[str, Any]:
-        """Return the record of the run, and be idle."""
+    def finish(self, records: Records) -> RunConfig:
+        """Write the record of the run, and be idle; return which run it was."""
         assert self.config is not None
+        config, self.config = self.config, None
         with torch.cuda.stream(self.stream):
-            record = self.run.conclude(self.config, self._scores)
-        self.config = None
+            record = self.run.conclude(config, self._scores)
         wall_s = time.perf_counter() - self._started_s
-        return {"data": self._digest, **record, "wall_s": round(wall_s, 1)}
+        found = {"device": torch.cuda.get_device_name(), "data": self._digest, **record}
+        with self._claim:
+            records.write(config, {**found, "wall_s": round(wall_s, 1)})
+        return config
 
     def _replay(self, config: RunConfig) -> None:
         marks = _list_marks(config)
@@ -277,19 +294,19 @@ def run_on_device(list_open: ListOpen, records: Records, data: Data, until_s: fl
     while time.monotonic() - started_s < until_s:
         busy = [lane for each in lanes.values() for lane in each if lane.config is not None]
         if len(busy) < MOST_LANES and (config := agenda.take()) is not None:
-            _begin(config, lanes, data, device)
+            with ExitStack() as claim:
+                is_ours = claim.enter_context(records.claim(config.name))
+                if is_ours and records.read(config.name) is None:
+                    _find_lane(config, lanes, data, device).start(config, claim.pop_all())
             continue
         if not busy:
             return
         for lane in busy:
-            if not lane.feed():
-                continue
-            assert lane.config is not None
-            config = lane.config
-            records.write(config, {"device": torch.cuda.get_device_name(), **lane.finish()})
-            agenda.note_end()
-            elapsed_s = time.monotonic() - started_s
-            print(f"{elapsed_s:6.1f} s  {config.name}", file=sys.stderr, flush=True)
+            if lane.feed():
+                ended = lane.finish(records)
+                agenda.note_end()
+                elapsed_s = time.monotonic() - started_s
+                print(f"{elapsed_s:6.1f} s  {ended.name}", file=sys.stderr, flush=True)
 
 
 class _Agenda:
@@ -320,13 +337,13 @@ class _Agenda:
         return config
 
 
-def _begin(
+def _find_lane(
     config: RunConfig, lanes: dict[str, list[Lane]], data: Data, device: torch.device
-) -> None:
-    """Begin a run in an idle lane of its kind, or in a new one."""
+) -> Lane:
+    """Return an idle lane of a run's kind, or a new one."""
     kind = lanes.setdefault(name_lane(config), [])
     lane = next((each for each in kind if each.config is None), None)
     if lane is None:
         lane = Lane.record(config, data, device)
         kind.append(lane)
-    lane.start(config)
+    return lane

@@ -10,9 +10,10 @@ import study_path  # noqa: F401
 from answers import Answer, Claim, list_answers, list_claims
 from archive import Records
 from cells import Find, list_open
-from controls import Control, list_controls
+from controls import CONTROL_P, N_CONTROLS, Control, list_controls
 from design import PARTS, choose_recipe
 from differences import Difference, Verdict
+from evidence import Ending
 from pictures import draw_distances
 from settings import BASES, FAMILIES, MARGINS
 
@@ -55,7 +56,8 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         [_row_of_answer(each) for each in list_answers(claims)],
     )
     yield Heading("What has been run")
-    yield Table(["part", "cells", "complete", "runs open"], list(_rows_of_progress(find)))
+    header = ["part", "cells", "complete", "runs open", "runs reported", "of these on a GPU"]
+    yield Table(header, list(_rows_of_progress(find)))
     picture = draw_distances(claims)
     if picture is not None:
         caption = "Distance to AdamW with 95 % confidence intervals; grey is the margin."
@@ -74,8 +76,9 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     if controls:
         yield Heading("Runs on a GPU beside the same runs on a CPU")
         yield Paragraph(
-            "Some parts were run on a GPU. Here are runs that were made on both, at the same rates "
-            "and seeds. They differ only in the order of float32 sums."
+            "Some runs were made on a GPU. Here are some that were made on both, with the same "
+            "rates and seeds, in float32. They differ in rounding and in the version of torch. "
+            + _judge_controls(controls)
         )
         header = ["setting", "method", "seeds", "GPU - CPU", "interval", "p"]
         yield Table(header, [_row_of_control(each) for each in controls])
@@ -99,7 +102,13 @@ def _rows_of_progress(find: Find) -> Iterator[list[str]]:
         n_open = [len(list_open(cell, find)) for cell in cells]
         n_wanted = len(part.list_wanted(find))
         complete = sum(not each for each in n_open)
-        yield [part.name, str(len(cells)), str(complete), str(sum(n_open) + n_wanted)]
+        runs = {
+            record["name"]: "device" in record
+            for cell in cells
+            for record in Ending.find(cell, find).records.values()
+        }
+        counts = (len(cells), complete, sum(n_open) + n_wanted, len(runs), sum(runs.values()))
+        yield [part.name, *map(str, counts)]
 
 
 def _row_of_claim(claim: Claim) -> list[str]:
@@ -124,6 +133,23 @@ def _row_of_control(control: Control) -> list[str]:
     difference = control.difference
     method = difference.method.cell.method
     return [control.setting, method, str(difference.n_seeds), *_show(difference)]
+
+
+def _judge_controls(controls: Sequence[Control]) -> str:
+    """Apply the protocol's rule: no p-value below 0.05 / 6."""
+    lowest = min(control.difference.p for control in controls)
+    limit = CONTROL_P / N_CONTROLS
+    if len(controls) < N_CONTROLS:
+        return f"{len(controls)} of {N_CONTROLS} comparisons are there."
+    if lowest < limit:
+        return (
+            f"The smallest p-value is {lowest:.2g}, below {limit:.2g}: no run on a GPU counts "
+            "until the cause is known."
+        )
+    return (
+        f"The smallest p-value is {lowest:.2g}, not below {limit:.2g}: no difference is detected. "
+        "Differences within the intervals cannot be excluded."
+    )
 
 
 def _show(difference: Difference) -> Sequence[str]:

@@ -8,13 +8,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from cells import Find
 from runs import RunConfig
 
 import distlion
@@ -82,11 +83,11 @@ class Records:
             path.unlink(missing_ok=True)
 
 
-def remember(read: Callable[[str], dict[str, Any] | None]) -> Callable[[str], Any]:
-    """Return a reader that asks for a record until there is one, and then no more."""
-    known: dict[str, Any] = {}
+def remember(read: Find) -> Find:
+    """Return a reader that reads each record once; absent ones are looked for anew."""
+    known: dict[str, Mapping[str, Any]] = {}
 
-    def find(name: str) -> dict[str, Any] | None:
+    def find(name: str) -> Mapping[str, Any] | None:
         record = known.get(name) or read(name)
         if record is not None:
             known[name] = record

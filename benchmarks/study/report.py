@@ -77,8 +77,9 @@ def _lay_out(study: Study, records: Records) -> Iterator[Block]:
 
 def _introduce(records: Records) -> str:
     cells = [cell for part in PARTS for cell in part.cells]
-    # Another study may keep its records in the same folder.
-    found = [each for each in records.read_all() if any(cell.has_made(each) for cell in cells)]
+    # Another study keeps its records in the same folder, some of them from a GPU.
+    on_cpus = [each for each in records.read_all() if "device" not in each]
+    found = [each for each in on_cpus if any(cell.has_made(each) for cell in cells)]
     hours = sum(record["cpu_s"] for record in found) / 3600
     dirty = sum(record["dirty"] for record in found)
     places = sorted({f"{record['cpu']}, torch {record['versions']['torch']}" for record in found})

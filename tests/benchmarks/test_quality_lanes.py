@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from distlion.errors import InvalidArgumentError
 from distlion.kernels.feedback import tree_mean
 from programs import imported_by_name
 
@@ -131,26 +133,46 @@ def test_means_of_large_parameters_are_those_of_the_library(quality: Any) -> Non
         assert mean.tolist() == [float(each) for each in expected]
 
 
-def test_a_run_that_diverges_is_told_as_the_plain_one_is(quality: Any, data: TinyData) -> None:
-    config = make_config(quality, "text", method="global-adamw", lr=1e30, workers=4)
+@pytest.mark.parametrize(
+    ("method", "lr"), [("global-adamw", 1e30), ("majority", 1e38), ("global-lion", 1e20)]
+)
+def test_divergence_is_recorded_as_by_the_plain_program(
+    quality: Any, data: TinyData, method: str, lr: float
+) -> None:
+    config = make_config(quality, "text", method=method, lr=lr, evaluations=6)
     model, _ = data.build(config)
     plain = quality.runs.Trainer(config, model, lambda done: None).run()
     flat = quality.lanes.train(config, data, CPU)
-    assert plain["diverged"] is not None
     assert flat["diverged"]["step"] == plain["diverged"]["step"]
-    assert flat["test"] is None
+    for name in ("test", "validation", "train_loss"):
+        assert flat[name] == plain[name]
+    json.dumps(flat, allow_nan=False)
+
+
+@pytest.mark.parametrize("task", ["text", "images"])
+@pytest.mark.parametrize("method", ["global-adamw", "global-lion-betas-90-95"])
+def test_mean_of_two_half_batches_is_that_of_the_whole_one(
+    quality: Any, data: TinyData, task: str, method: str
+) -> None:
+    config = make_config(quality, task, method=method, workers=0)
+    whole, _ = data.build(replace(config, workers=1))
+    plain = quality.runs.Trainer(config, whole, lambda done: None).run()
+    halves = quality.lanes.train(config, data, CPU)
+    assert halves["train_loss"] == pytest.approx(plain["train_loss"], abs=1e-3)
+    assert halves["train_loss"][:2] == pytest.approx(plain["train_loss"][:2], abs=2e-5)
 
 
 @pytest.mark.parametrize("method", ["masked-betas-90-95", "one-bit-adam", "quantized-2"])
 def test_a_method_without_a_flat_form_is_refused(quality: Any, data: TinyData, method: str) -> None:
-    with pytest.raises(SystemExit, match=f"{method}.* runs on the CPU alone"):
+    with pytest.raises(InvalidArgumentError, match=f"{method}.*Run its part without --device"):
         quality.lanes.train(make_config(quality, "text", method=method), data, CPU)
 
 
 @pytest.mark.parametrize("changes", [{"alpha": 0.1}, {"attackers": 1, "factor": -1.0}])
 def test_uneven_data_is_refused(quality: Any, data: TinyData, changes: dict[str, Any]) -> None:
     config = make_config(quality, "images", workers=8, **changes)
-    with pytest.raises(SystemExit, match=f"{re.escape(config.name)}.*CPU alone"):
+    assert not quality.flat_methods.has_flat_form(config)
+    with pytest.raises(InvalidArgumentError, match=f"{re.escape(config.name)}.*without --device"):
         quality.lanes.train(config, data, CPU)
 
 
@@ -226,6 +248,20 @@ def test_lanes_leave_the_records_of_their_runs(
     assert len(recorded) == len(set(recorded)) == 3  # those of a kind share one
 
 
+def test_a_run_that_another_process_is_at_or_has_done_is_left_out(
+    quality: Any, data: TinyData, recorded: list[str], tmp_path: Path
+) -> None:
+    records = quality.archive.Records(tmp_path)
+    held, done, mine = (make_config(quality, "text", seed=seed) for seed in (1, 2, 3))
+    records.write(done, {"by": "another process"})
+    with records.claim(held.name) as is_held:
+        assert is_held
+        quality.lanes.run_on_device(lambda: [held, done, mine], records, data, 600.0)
+    assert records.read(held.name) is None
+    assert records.read(done.name)["by"] == "another process"
+    assert records.read(mine.name)["device"] == "pretended"
+
+
 def test_no_run_is_begun_when_time_is_up(
     quality: Any, data: TinyData, recorded: list[str], tmp_path: Path
 ) -> None:
@@ -269,3 +305,8 @@ def test_controls_are_runs_of_a_cpu_and_then_compared_with_them(quality: Any) ->
     assert list_wanted() == []
     (control,) = quality.controls.list_controls(on_cpu.get, on_device.get)
     assert (control.setting, control.difference.mean) == ("text-small-1k", 0.25)
+    judge = quality.pages._judge_controls
+    assert "1 of 6 comparisons are there" in judge([control])
+    assert "below 0.0083: no run on a GPU counts" in judge([control] * 6)
+    alike = replace(control, difference=replace(control.difference, p=0.01))
+    assert "0.01, not below 0.0083: no difference is detected" in judge([alike] * 6)

@@ -339,7 +339,10 @@ def test_report_counts_no_records_of_another_study(study: Any, tmp_path: Path) -
     foreign = replace(known, method="global-adamw-betas-90-99"), replace(known, steps=17)
     for config in foreign:
         records.write(config, make_outcome(study, config, loss=1.0, error=50))
-    assert len(records.read_all()) == 8
+    on_gpu = make_outcome(study, known, loss=1.0, error=50) | {"device": "a GPU"}
+    del on_gpu["cpu_s"]
+    records.write(replace(known, seed=5), on_gpu | {"config": vars(replace(known, seed=5))})
+    assert len(records.read_all()) == 9
     assert study.report.write_report(records, tmp_path).read_text() == before
 
 
