@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distlion import RecursiveDoubling
 from simulation.plan import Fault
 from simulation.play import Outcome, play, without_faults
 from simulation.worker import CONSTRUCTION, SETTLING_S, Raised
@@ -161,6 +162,17 @@ def _has_lost_store(outcome: Outcome) -> bool:
     return outcome.store_host in ends
 
 
+def _may_time_out(outcome: Outcome) -> bool:
+    """Return whether a rank may see no closed connection of a dead one, and wait its timeout."""
+    return _has_lost_store(outcome) or _has_died_before_pairs(outcome)
+
+
+def _has_died_before_pairs(outcome: Outcome) -> bool:
+    """Return whether a rank died while pairs connect: one that has its pairs waits for theirs."""
+    has_pairs = isinstance(outcome.plan.options["exchange"], RecursiveDoubling)
+    return has_pairs and not any(diary.committed for diary in outcome.diaries)
+
+
 def _names_ended(outcome: Outcome, raised: Raised) -> bool:
     """Return whether an error names ranks as gone that have ended meanwhile, for another reason.
 
@@ -197,7 +209,7 @@ def _find_other_errors(outcome: Outcome) -> Iterator[str]:
     n_damaged = sum(fault.kind == "damage" for fault, _ in outcome.fired)
     known = {
         (
-            "lost" if raised.kind in LOSSES and _has_lost_store(outcome) else raised.kind,
+            "lost" if raised.kind in LOSSES and _may_time_out(outcome) else raised.kind,
             # Of two, each may have seen another one.
             () if raised.kind == CORRUPT and n_damaged > 1 else raised.culprits,
         )
@@ -217,7 +229,7 @@ def _find_wrong_blame(outcome: Outcome) -> Iterator[str]:
     if fault.kind in ("stop", "late") and fault.seconds < _returning_s(outcome):
         return  # back while the others agree on who failed, or before
     expected = {
-        "die": LOSSES if _has_lost_store(outcome) else LOSSES[:1],
+        "die": LOSSES if _may_time_out(outcome) else LOSSES[:1],
         "leave": LOSSES,  # whose process may live on for a while
         "stop": LOSSES,
         "late": LOSSES,

@@ -47,6 +47,15 @@ def test_late_news_of_a_death_would_be_noticed(monkeypatch: pytest.MonkeyPatch) 
     assert any("hears of a death" in text for text in find_violations(outcome))
 
 
+def test_who_has_its_pairs_waits_for_one_that_connects_with_a_dead_rank() -> None:
+    outcome = play(draw_plan(1_000_997))
+    assert [(fault.kind, fault.victim) for fault, _ in outcome.fired] == [("die", 1)]
+    waiting = outcome.diaries[2].fatal
+    assert waiting is not None
+    assert (waiting.kind, waiting.culprits) == ("StepTimeoutError", (1,))
+    assert not find_violations(outcome)
+
+
 @pytest.mark.slow
 def test_two_thousand_more_schedules_keep_all_rules() -> None:
     _play(range(QUICK, QUICK + MANY))
