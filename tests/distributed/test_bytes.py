@@ -64,37 +64,44 @@ def bucket_bytes(
     reply_chunk = frame + counts + down * shard // 8
     whole_vote = frame + up * whole // 8 + scales * world_size
     whole_reply = frame + counts + down * whole // 8
+    if pattern == "recursive-doubling":
+        return doubling_bytes(up, whole, whole_reply, len(sizes), world_size, rank)
     return {
         "all-reduce": (peers * (vote_chunk + reply_chunk),) * 2,
         "all-gather": (peers * whole_vote,) * 2,
         "parameter-server": (peers * whole_reply, peers * whole_vote)
         if rank == 0
         else (whole_vote, whole_reply),
-        "recursive-doubling": doubling_bytes(up, whole, whole_reply, len(sizes), world_size, rank),
     }[pattern]
 
 
 def doubling_bytes(
     up: int, elements: int, whole_reply: int, n_params: int, world_size: int, rank: int
 ) -> tuple[int, int]:
-    """Return what a rank of up to three sends and receives, written out."""
+    """Return what a rank sends and receives: every rank's rounds, played."""
 
     def chunk(votes: int) -> int:
         counts = padded(2 * n_params, 64) if votes > 1 else 0
         bits = math.ceil(math.log2(votes * (2**up - 1) + 1))
         return 64 + padded(math.ceil(n_params / 8), 64) + counts + 64 * votes + bits * elements // 8
 
-    if world_size == 1:
-        return 0, 0
-    if world_size == 2:
-        return chunk(1), chunk(1)
-    assert world_size == 3
-    # Rank 2 gives its vote to rank 0, which swaps two votes for that of rank 1.
-    return (
-        (chunk(2) + whole_reply, chunk(1) + chunk(1)),
-        (chunk(1), chunk(2)),
-        (chunk(1), whole_reply),
-    )[rank]
+    power = 1 << (world_size.bit_length() - 1)
+    helped = range(world_size - power)  # each gets the vote of a rank beyond the power of two
+    known = [1 + (other in helped) for other in range(power)]
+    sent, received = [0] * world_size, [0] * world_size
+    for other in helped:
+        sent[other + power] += chunk(1)
+        received[other] += chunk(1)
+        sent[other] += whole_reply
+        received[other + power] += whole_reply
+    bit = 1
+    while bit < power:
+        for other in range(power):
+            sent[other] += chunk(known[other])
+            received[other] += chunk(known[other ^ bit])
+        known = [known[other] + known[other ^ bit] for other in range(power)]
+        bit *= 2
+    return sent[rank], received[rank]
 
 
 def make_params(sizes: tuple[int, ...]) -> list[torch.nn.Parameter]:
