@@ -22,7 +22,7 @@ from distlion.layout import WORD_ELEMENTS, count_words
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Where each parameter lies in a row.
+    """Places of all parameters in a row.
 
     Attributes:
         shapes: Of the parameters.

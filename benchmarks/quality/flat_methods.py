@@ -31,7 +31,7 @@ _SCALE_BITS = 32
 
 @dataclass(frozen=True)
 class Place:
-    """What a method is built for.
+    """Layout and size of the runs of a method.
 
     Attributes:
         layout: Of the parameters.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from scoring import Result, predict
+from scoring import Result, ScoredTask, predict
 from torch import Tensor, nn
 
 from distlion.lab.tasks.base import digest_arrays, seeded_generator
@@ -136,7 +136,7 @@ def _standardize(pixels: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-class ImageTask:
+class ImageTask(ScoredTask):
     """What a run trains on: batches of each worker, the network, and scores.
 
     Args:
@@ -213,24 +213,13 @@ class ImageTask:
         order = torch.cat([self._order(owner, epoch) for epoch in epochs])
         return order[places[0] - epochs[0] * size :][:count]
 
-    def validate(self, model: nn.Module) -> Result:
-        """Score on the images that rates are chosen by."""
-        return self.conclude(*self.predict_validation(model))
-
-    def test(self, model: nn.Module) -> Result:
-        """Score on the images that are reported."""
-        return self.conclude(*self.predict_test(model))
-
     def predict_validation(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return losses and what is right, as ``predict``, of the images for validation."""
         return _predict(model, self._data.validation)
 
     def predict_test(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return losses and what is right, as ``predict``, of the images for the test."""
         return _predict(model, self._data.test)
 
     def conclude(self, losses: Tensor, right: Tensor) -> Result:
-        """Score predictions."""
         accuracy = float(right.double().mean())
         units = right.double().cpu().numpy()
         return Result(float(losses.double().mean()), accuracy, units)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,30 @@ class Result:
     loss: float
     accuracy: float
     units: npt.NDArray[np.float64]
+
+
+class ScoredTask(ABC):
+    """A task that is scored on validation and test data."""
+
+    def validate(self, model: nn.Module) -> Result:
+        """Score on the data that rates are chosen by."""
+        return self.conclude(*self.predict_validation(model))
+
+    def test(self, model: nn.Module) -> Result:
+        """Score on the data that are reported."""
+        return self.conclude(*self.predict_test(model))
+
+    @abstractmethod
+    def predict_validation(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return losses and correctness on validation data, as ``predict``."""
+
+    @abstractmethod
+    def predict_test(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return losses and correctness on test data, as ``predict``."""
+
+    @abstractmethod
+    def conclude(self, losses: Tensor, right: Tensor) -> Result:
+        """Score predictions."""
 
 
 def predict(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

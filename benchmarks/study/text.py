@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scoring import Result, predict
+from scoring import Result, ScoredTask, predict
 from torch import Tensor, nn
 
 from distlion.errors import DataError
@@ -128,7 +128,7 @@ def _spread(text: np.ndarray, windows: int, *, length: int) -> Tensor:
     return torch.from_numpy(text[begins[:, None] + np.arange(length)])
 
 
-class TextTask:
+class TextTask(ScoredTask):
     """What a run trains on: windows of each worker, the network, and scores.
 
     Args:
@@ -182,24 +182,13 @@ class TextTask:
     def _length(self) -> int:
         return self._size["context"] + 1
 
-    def validate(self, model: nn.Module) -> Result:
-        """Score on the books that rates are chosen by."""
-        return self.conclude(*self.predict_validation(model))
-
-    def test(self, model: nn.Module) -> Result:
-        """Score on the books that are reported."""
-        return self.conclude(*self.predict_test(model))
-
     def predict_validation(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return losses and what is right, as ``predict``, of the books for validation."""
         return _predict(model, self._data.validation)
 
     def predict_test(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return losses and what is right, as ``predict``, of the books for the test."""
         return _predict(model, self._data.test)
 
     def conclude(self, losses: Tensor, right: Tensor) -> Result:
-        """Score predictions."""
         windows = len(losses) // self._size["context"]
         block = min(BLOCK_WINDOWS, windows) * self._size["context"]
         units = losses.double().view(-1, block).mean(1).cpu().numpy()

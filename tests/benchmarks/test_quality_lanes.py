@@ -72,8 +72,7 @@ class TinyData:
 
 
 @pytest.fixture
-def data(quality: Any, monkeypatch: pytest.MonkeyPatch) -> TinyData:
-    monkeypatch.setattr(quality.lanes, "ImageTask", object)  # an instance with a method of its own
+def data(quality: Any) -> TinyData:
     quality.lanes._TABLES.clear()
     return TinyData(quality)
 
