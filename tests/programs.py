@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 def imported_program(name: str, *modules: str) -> Iterator[list[ModuleType]]:
     """Import modules of the folder benchmarks/NAME, then its ``__main__``, which comes last.
 
-    Other programs may have modules of the same names: on leaving, these are forgotten.
+    Other programs may have modules of the same names: on leaving, all are forgotten.
     """
     folder = BENCHMARKS / name
     with imported_modules(folder, *modules) as found:
@@ -40,11 +40,27 @@ def imported_by_name(name: str, *modules: str) -> Iterator[Any]:
 
 @contextmanager
 def imported_modules(folder: Path, *modules: str) -> Iterator[list[ModuleType]]:
-    """Import modules of a folder, and forget them on leaving."""
+    """Import modules of a folder, and forget them, and all that they imported, on leaving.
+
+    Modules of other programs are out of the way meanwhile: one that stayed would hold classes of
+    a module that was forgotten.
+    """
+    others = _take_out_programs()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         try:
             yield [importlib.import_module(module) for module in modules]
         finally:
-            for module in modules:
-                sys.modules.pop(module, None)
+            _take_out_programs()
+            sys.modules.update(others)
+
+
+def _take_out_programs() -> dict[str, ModuleType]:
+    found = {
+        name: module
+        for name, module in sys.modules.items()
+        if (getattr(module, "__file__", None) or "").startswith(f"{BENCHMARKS}/")
+    }
+    for name in found:
+        del sys.modules[name]
+    return found
