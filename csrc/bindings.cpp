@@ -61,6 +61,11 @@ public:
         encode_planes(segments, {.vote = Vote::ternary}, out, {2, 2}, finite, threads);
     }
 
+    void encode_pairs(const SegmentTable& segments, std::uint64_t key, bool inverted, nb::handle out,
+                      nb::handle finite, int threads) const {
+        encode_planes(segments, {.vote = Vote::pairs, .zero = {key, inverted}}, out, {2, 2}, finite, threads);
+    }
+
     void encode_levels(const SegmentTable& segments, std::uint64_t key, bool inverted, bool is_l1,
                        double step, nb::handle out, nb::handle finite, int threads) const {
         const Encoding encoding{.vote = Vote::levels, .zero = {key, inverted}, .is_l1 = is_l1, .step = step};
@@ -113,19 +118,12 @@ public:
         count(Tally::signs, votes, {1, 1}, present, slots, first_block, {key, inverted}, out, 1, threads);
     }
 
-    void count_signs_or_zero(nb::handle votes, nb::handle present, nb::handle slots,
-                             std::size_t first_block, nb::handle out, int threads) const {
-        count(Tally::signs_or_zero, votes, {1, 1}, present, slots, first_block, {}, out, 2, threads);
-    }
-
-    void count_ternary(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
-                       nb::handle out, int threads) const {
-        count(Tally::ternary, votes, {2, 2}, present, slots, first_block, {}, out, 2, threads);
-    }
-
-    void count_ones(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
-                    nb::handle out, int threads) const {
-        count(Tally::ones, votes, {1, 1}, present, slots, first_block, {}, out, 0, threads);
+    // Without a coin; `out_planes` as in `count`.
+    template <Tally tally, std::size_t vote_planes, std::size_t out_planes>
+    void count_without_coin(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
+                            nb::handle out, int threads) const {
+        count(tally, votes, {vote_planes, vote_planes}, present, slots, first_block, {}, out, out_planes,
+              threads);
     }
 
     void count_levels(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
@@ -359,6 +357,8 @@ NB_MODULE(_cpu, m) {
         .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "finite"_a,
              "threads"_a)
         .def("encode_ternary", &Core::encode_ternary, "segments"_a, "out"_a, "finite"_a, "threads"_a)
+        .def("encode_pairs", &Core::encode_pairs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "finite"_a,
+             "threads"_a)
         .def("encode_levels", &Core::encode_levels, "segments"_a, "key"_a, "inverted"_a, "is_l1"_a,
              "step"_a, "out"_a, "finite"_a, "threads"_a)
         .def("encode_directions", &Core::encode_directions, "segments"_a, "is_bfloat16"_a, "out"_a,
@@ -372,12 +372,14 @@ NB_MODULE(_cpu, m) {
         .def("check_finite", &Core::check_finite, "segments"_a, "finite"_a, "threads"_a)
         .def("count_signs", &Core::count_signs, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
              "key"_a, "inverted"_a, "out"_a, "threads"_a)
-        .def("count_signs_or_zero", &Core::count_signs_or_zero, "votes"_a, "present"_a, "slots"_a,
-             "first_block"_a, "out"_a, "threads"_a)
-        .def("count_ternary", &Core::count_ternary, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
-             "out"_a, "threads"_a)
-        .def("count_ones", &Core::count_ones, "votes"_a, "present"_a, "slots"_a, "first_block"_a, "out"_a,
-             "threads"_a)
+        .def("count_signs_or_zero", &Core::count_without_coin<Tally::signs_or_zero, 1, 2>, "votes"_a, "present"_a,
+             "slots"_a, "first_block"_a, "out"_a, "threads"_a)
+        .def("count_ternary", &Core::count_without_coin<Tally::ternary, 2, 2>, "votes"_a, "present"_a,
+             "slots"_a, "first_block"_a, "out"_a, "threads"_a)
+        .def("count_pairs", &Core::count_without_coin<Tally::pairs, 2, 2>, "votes"_a, "present"_a,
+             "slots"_a, "first_block"_a, "out"_a, "threads"_a)
+        .def("count_ones", &Core::count_without_coin<Tally::ones, 1, 0>, "votes"_a, "present"_a,
+             "slots"_a, "first_block"_a, "out"_a, "threads"_a)
         .def("count_levels", &Core::count_levels, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
              "key"_a, "inverted"_a, "out"_a, "threads"_a)
         .def("sum_directions", &Core::sum_directions, "votes"_a, "present"_a, "slots"_a, "first_block"_a,

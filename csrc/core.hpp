@@ -46,19 +46,19 @@ struct Segment {
     std::size_t n_scale_blocks() const { return (n_elements + kScaleBlockElements - 1) / kScaleBlockElements; }
 };
 
-enum class Vote : std::uint8_t { none, signs, ternary, levels, directions, rests };
+enum class Vote : std::uint8_t { none, signs, ternary, pairs, levels, directions, rests };
 
 struct Encoding {
     Vote vote = Vote::none;
     std::uint64_t* out = nullptr;
     std::size_t n_planes = 0;
-    Coin zero{};                              // signs, levels, rests
+    Coin zero{};                              // signs, pairs, levels, rests
     bool is_l1 = true;                        // levels: mean |c|, else max |c|
     double step = 1.0;                        // levels
     DType direction_type = DType::float32;    // directions
 };
 
-enum class Tally : std::uint8_t { signs, signs_or_zero, ternary, ones, levels, directions };
+enum class Tally : std::uint8_t { signs, signs_or_zero, ternary, pairs, ones, levels, directions };
 
 // The part of one parameter that lies in the shard: words [begin, end) of it, its voters a row of ranks.
 struct Run {

@@ -72,15 +72,18 @@ inline int planes_for(std::uint64_t most) {
 //     ternary    vote = u - 1, where u = 0, 1, 2
 //     levels     vote = 2 u - (2^p - 1): the top bit of u is the sign, the others are those of a,
 //                inverted where the sign is negative
+//     pairs      two votes, each as signs: the first plane and the second
 struct Ballots {
     const Counting& counting;
     const Run& run;
+    std::size_t first_plane;
     int n_bits;             // of u
     std::uint64_t highest;  // u
     std::uint64_t balance;  // twice the sum of the u of votes that cancel
 
-    Ballots(const Counting& counting, const Run& run) : counting(counting), run(run) {
-        n_bits = static_cast<int>(counting.n_planes);
+    Ballots(const Counting& counting, const Run& run, std::size_t first_plane = 0)
+        : counting(counting), run(run), first_plane(first_plane) {
+        n_bits = counting.tally == Tally::pairs ? 1 : static_cast<int>(counting.n_planes);
         const bool is_ternary = counting.tally == Tally::ternary;
         highest = is_ternary ? 2 : (std::uint64_t{1} << n_bits) - 1;
         balance = run.n_voters * highest;
@@ -90,7 +93,7 @@ struct Ballots {
     u64 read(std::size_t voter, std::size_t word, int bit) const {
         const std::uint64_t* vote = counting.votes + run.voters[voter] * counting.worker_words +
                                     word / kBlockWords * kBlockWords * counting.n_planes +
-                                    word % kBlockWords;
+                                    first_plane * kBlockWords + word % kBlockWords;
         const u64 sign = load<u64>(vote);
         if (counting.tally == Tally::ternary) {
             const u64 non_zero = load<u64>(vote + kBlockWords);
@@ -156,25 +159,51 @@ inline u64 draw_coins(Coin coin, std::uint64_t first_word) {
            (draw_coins(coin, first_word + 1) << (kWordElements - first_bit));
 }
 
-// Write the reply for the words from `word` on.
-inline void reply_with(const BitSlicedSum& sum, int n_planes, const Ballots& ballots, std::size_t word) {
-    const auto& [counting, run, n_bits, highest, balance] = ballots;
+// Where the sum of votes is above 0, and where it is not 0.
+inline BitSlicedSum::Comparison find_signs(const BitSlicedSum& sum, int n_planes, const Ballots& ballots) {
+    BitSlicedSum::Comparison signs = sum.compare(n_planes, ballots.balance / 2);
+    // An odd balance lies between two sums: none is equal to it.
+    if (ballots.balance % 2 != 0) {
+        signs.differs = ~u64{};
+    }
+    return signs;
+}
+
+// Where two sums are above 0, and where they have the same sign.
+inline BitSlicedSum::Comparison keep_agreed(BitSlicedSum::Comparison first, BitSlicedSum::Comparison second) {
+    const u64 above = first.above & second.above;
+    const u64 below = (first.differs & ~first.above) & (second.differs & ~second.above);
+    return {above, above | below};
+}
+
+// Write the reply for the words from `word` on, by the sums of each plane of pairs, or by one sum.
+template <std::size_t n_sums>
+inline void reply_with(const BitSlicedSum (&sums)[n_sums], int n_planes, const Ballots (&ballots)[n_sums],
+                       std::size_t word) {
+    const Counting& counting = ballots[0].counting;
+    const Run& run = ballots[0].run;
     const u64 valid = valid_bits(run, word);
     std::uint64_t* out = counting.out + word / kBlockWords * kBlockWords * counting.out_planes +
                          word % kBlockWords;
     if (counting.tally == Tally::ones) {
         for (int plane = 0; plane < n_planes; ++plane) {
-            put(out + plane * kBlockWords, sum.planes[plane], valid);
+            put(out + plane * kBlockWords, sums[0].planes[plane], valid);
         }
         return;
     }
-    const auto [above, differs] = sum.compare(n_planes, balance / 2);
-    // An odd balance lies between two sums: none is equal to it.
-    const bool may_tie = balance % 2 == 0;
+    auto [above, differs] = find_signs(sums[0], n_planes, ballots[0]);
+    bool may_be_zero = ballots[0].balance % 2 == 0;
+    if constexpr (n_sums == 2) {
+        const auto [both_above, agree] =
+            keep_agreed({above, differs}, find_signs(sums[1], n_planes, ballots[1]));
+        above = both_above;
+        differs = agree;
+        may_be_zero = true;
+    }
     if (counting.out_planes == 2) {
         put(out, above, valid);
-        put(out + kBlockWords, may_tie ? differs : ~u64{}, valid);
-    } else if (may_tie) {
+        put(out + kBlockWords, differs, valid);
+    } else if (may_be_zero) {
         const std::uint64_t first_word = run.first_word + (word - run.begin);
         const u64 coins = run.first_bit == 0 ? draw_coins(counting.tie, first_word)
                                              : draw_coins_from(counting.tie, first_word, run.first_bit);
@@ -189,29 +218,35 @@ constexpr std::size_t kTileVectors = 8;
 constexpr std::size_t kTileWords = kTileVectors * kVectorWords;
 constexpr std::size_t kTileVoters = 16;
 
-void count_bits(const Run& run, std::size_t begin, std::size_t end, const Counting& counting) {
-    const Ballots ballots(counting, run);
-    const int n_planes = planes_for(run.n_voters * ballots.highest);
+template <std::size_t n_sums>
+void count_bits(const Run& run, std::size_t begin, std::size_t end, const Counting& counting,
+                const Ballots (&ballots)[n_sums]) {
+    const int n_planes = planes_for(run.n_voters * ballots[0].highest);
     const std::size_t first = (run.begin > begin ? run.begin : begin) / kVectorWords * kVectorWords;
     const std::size_t last = run.end < end ? run.end : end;
     for (std::size_t tile = first; tile < last; tile += kTileWords) {
         const std::size_t tile_end = tile + kTileWords < last ? tile + kTileWords : last;
-        BitSlicedSum sums[kTileVectors];
-        for (BitSlicedSum& sum : sums) {
-            for (int plane = 0; plane < n_planes; ++plane) {
-                sum.planes[plane] = u64{};
+        BitSlicedSum sums[kTileVectors][n_sums];
+        for (auto& of_word : sums) {
+            for (BitSlicedSum& sum : of_word) {
+                for (int plane = 0; plane < n_planes; ++plane) {
+                    sum.planes[plane] = u64{};
+                }
             }
         }
         for (std::size_t voter = 0; voter < run.n_voters; voter += kTileVoters) {
             const std::size_t rest = run.n_voters - voter;
-            BitSlicedSum* sum = sums;
-            for (std::size_t word = tile; word < tile_end; word += kVectorWords) {
-                ballots.add(*sum++, n_planes, word, voter, rest < kTileVoters ? rest : kTileVoters);
+            const std::size_t n_voters = rest < kTileVoters ? rest : kTileVoters;
+            auto* of_word = sums;
+            for (std::size_t word = tile; word < tile_end; word += kVectorWords, ++of_word) {
+                for (std::size_t k = 0; k < n_sums; ++k) {
+                    ballots[k].add((*of_word)[k], n_planes, word, voter, n_voters);
+                }
             }
         }
-        const BitSlicedSum* sum = sums;
+        const auto* of_word = sums;
         for (std::size_t word = tile; word < tile_end; word += kVectorWords) {
-            reply_with(*sum++, n_planes, ballots, word);
+            reply_with(*of_word++, n_planes, ballots, word);
         }
     }
 }
@@ -246,8 +281,10 @@ void count_directions(const Run& run, std::size_t begin, std::size_t end,
 }
 
 void count_words(const Run& run, std::size_t begin, std::size_t end, const Counting& counting) {
-    if (counting.tally != Tally::directions) {
-        count_bits(run, begin, end, counting);
+    if (counting.tally == Tally::pairs) {
+        count_bits<2>(run, begin, end, counting, {{counting, run, 0}, {counting, run, 1}});
+    } else if (counting.tally != Tally::directions) {
+        count_bits<1>(run, begin, end, counting, {{counting, run}});
     } else if (counting.direction_type == DType::float32) {
         count_directions<Float32>(run, begin, end, counting);
     } else {

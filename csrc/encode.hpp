@@ -30,7 +30,7 @@ inline std::uint64_t sign_bits(std::uint64_t above, std::uint64_t zero, const Se
     return zero ? above | (zero & draw_from(coin, segment.first_word + word, segment.first_bit)) : above;
 }
 
-// Signs, ternary votes, or nothing but the check.
+// Signs, ternary votes, signs of direction and of gradient, or nothing but the check.
 template <class Param, class Momentum, class BlendType, Vote vote>
 bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
                  const Encoding& encoding) {
@@ -40,12 +40,18 @@ bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
     each_word<Param, Momentum, kVotes>(segment, begin, end, [&](std::size_t word, auto row) {
         std::uint64_t above = 0;
         std::uint64_t zero = 0;
+        std::uint64_t grad_above = 0;
+        std::uint64_t grad_zero = 0;
         for (int k = 0; k < kWordVectors; ++k) {
             const f32 g = blend.template scaled_grad<Param>(row.grad + k * kLanes);
             const f32 m = Momentum::widen(row.exp_avg + k * kLanes);
             const f32 c = blend.direction(m, g);
             directions.see(c);
             momenta.see(blend.new_momentum(m, g));
+            if constexpr (vote == Vote::pairs) {
+                grad_above |= std::uint64_t{bits_above_zero(g)} << (k * kLanes);
+                grad_zero |= std::uint64_t{bits_of_zero(g)} << (k * kLanes);
+            }
             if constexpr (vote != Vote::none) {
                 const LaneBits bits = blend.vote(c, g);
                 above |= bits.above << (k * kLanes);
@@ -59,6 +65,12 @@ bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
             std::uint64_t* out = packed_word(encoding.out, segment, word, 2);
             out[0] = above;
             out[kBlockWords] = ~zero & row.valid;
+        } else if constexpr (vote == Vote::pairs) {
+            // The opposite coin for the gradient: where both are 0, the two signs differ.
+            const Coin opposite{encoding.zero.key, !encoding.zero.inverted};
+            std::uint64_t* out = packed_word(encoding.out, segment, word, 2);
+            out[0] = sign_bits(above, zero, segment, word, encoding.zero) & row.valid;
+            out[kBlockWords] = sign_bits(grad_above, grad_zero, segment, word, opposite) & row.valid;
         }
     });
     return directions.all_finite() && momenta.all_finite();
@@ -189,6 +201,8 @@ bool encode_words(const Segment& segment, std::size_t begin, std::size_t end,
                 return encode_bits<Param, Momentum, BlendType, Vote::signs>(segment, begin, end, encoding);
             case Vote::ternary:
                 return encode_bits<Param, Momentum, BlendType, Vote::ternary>(segment, begin, end, encoding);
+            case Vote::pairs:
+                return encode_bits<Param, Momentum, BlendType, Vote::pairs>(segment, begin, end, encoding);
             case Vote::levels:
                 return encode_levels<Param, Momentum, BlendType>(segment, begin, end, encoding);
             case Vote::directions:

@@ -44,6 +44,8 @@ ENCODERS: dict[str, tuple[int, Encode]] = {
     "signs": (1, lambda k, segments, out: k.encode_signs(segments, ZERO, out=out)),
     "signs, coin inverted": (1, lambda k, segments, out: k.encode_signs(segments, TIE, out=out)),
     "ternary": (2, lambda k, segments, out: k.encode_ternary(segments, out=out)),
+    "pairs": (2, lambda k, segments, out: k.encode_pairs(segments, ZERO, out=out)),
+    "pairs, coin inverted": (2, lambda k, segments, out: k.encode_pairs(segments, TIE, out=out)),
     "directions in float32": (
         32,
         lambda k, segments, out: k.encode_directions(segments, dtype=torch.float32, out=out),
@@ -159,6 +161,7 @@ COUNTERS: dict[str, tuple[int, int, Count]] = {
     "signs": (1, 1, lambda k, votes, out: k.count_signs(votes, TIE, out=out)),
     "signs without coin": (1, 2, lambda k, votes, out: k.count_signs(votes, None, out=out)),
     "ternary": (2, 2, lambda k, votes, out: k.count_ternary(votes, out=out)),
+    "pairs": (2, 2, lambda k, votes, out: k.count_pairs(votes, out=out)),
     "ones": (1, 0, lambda k, votes, out: k.count_ones(votes, out=out)),
     "directions in float32": (32, 2, directions_counter(torch.float32)),
     "directions in bfloat16": (16, 2, directions_counter(torch.bfloat16)),

@@ -123,7 +123,7 @@ class Lion64:
 class Rule:
     """An aggregation rule, as data."""
 
-    kind: str  # majority | ternary | average | quantized | feedback | full
+    kind: str  # majority | ternary | masked | average | quantized | feedback | full
     tie: str = "random"
     bits: int = 1
     norm: str = "l1"
@@ -202,10 +202,9 @@ def worker_votes(direction: F32, rule: Rule, zero_signs: I64) -> I64:
     return np.where(direction > 0, 1, np.where(direction < 0, -1, zero_signs))
 
 
-def combine(
-    directions: Sequence[F32], zero_signs: Sequence[I64], rule: Rule, tie_signs: I64
-) -> I64:
-    """Return S, the integers of the reply, for the directions present, in rank order."""
+def combine(votes: Sequence[tuple[F32, F32, I64]], rule: Rule, tie_signs: I64) -> I64:
+    """Return S, the integers of the reply: (c, g, signs of zeros) of those present, in order."""
+    directions, _, zero_signs = zip(*votes, strict=True)
     if rule.kind == "feedback":  # of workers that have not said anything before
         after = [
             feedback_step(direction, rule.bits, zeros)
@@ -218,9 +217,10 @@ def combine(
             sent = round_to_bfloat16(direction) if rule.dtype == "bfloat16" else direction
             mean_like = mean_like + sent
         return np.sign(mean_like).astype(np.int64)
-    total = np.zeros(directions[0].size, dtype=np.int64)
-    for direction, zeros in zip(directions, zero_signs, strict=True):
-        total += worker_votes(direction, rule, zeros)
+    total = np.sum([worker_votes(c, rule, zeros) for c, _, zeros in votes], axis=0)
+    if rule.kind == "masked":
+        of_grads = np.sum([worker_votes(g, rule, -zeros) for _, g, zeros in votes], axis=0)
+        return np.where(np.sign(total) == np.sign(of_grads), np.sign(total), 0)
     if rule.kind == "average":
         return total
     majority = np.sign(total)
@@ -303,7 +303,8 @@ class OracleCluster:
         beta1, beta2 = group.betas
         exp_avg_dtype = self.exp_avg_dtype or group.dtype
         x, word, n = group.params[position], self.first_words[index], group.params[position].size
-        directions, zero_signs, momenta, voters = [], [], {}, []
+        votes: list[tuple[F32, F32, I64]] = []
+        momenta, voters = {}, []
         for rank, grad in enumerate(grads):
             if grad is None:
                 continue
@@ -317,16 +318,15 @@ class OracleCluster:
                 continue
             if group.cautious:
                 c = np.where(np.sign(c) == np.sign(grad), c, np.float32(0))
-            directions.append(c)
-            zero_signs.append(self._coin(FIRST_ZERO_DOMAIN + rank, word, n))
+            votes.append((c, grad, self._coin(FIRST_ZERO_DOMAIN + rank, word, n)))
             momenta[rank] = new_m
             voters.append(rank)
-        if not directions:
+        if not votes:
             return
         if self.world_size == 1:
-            total, divisor = np.sign(directions[0]).astype(np.int64), 1
+            total, divisor = np.sign(votes[0][0]).astype(np.int64), 1
         elif group.rule.kind == "feedback":
-            for rank, c, zeros in zip(voters, directions, zero_signs, strict=True):
+            for rank, (c, _, zeros) in zip(voters, votes, strict=True):
                 said = self.estimates[rank][index]
                 said = said + feedback_step(c - said, group.rule.bits, zeros)
                 self.estimates[rank][index] = said
@@ -335,10 +335,10 @@ class OracleCluster:
             total, divisor = sign_of_estimates(everybody, self._coin(TIE_DOMAIN, word, n)), 1
         else:
             times = self.weights or [1] * self.world_size
-            rows = [row for row, rank in enumerate(voters) for _ in range(times[rank])]
-            counted = [directions[row] for row in rows], [zero_signs[row] for row in rows]
-            total = combine(*counted, group.rule, self._coin(TIE_DOMAIN, word, n))
-            divisor = len(rows) if group.rule.kind == "average" else 1
+            pairs = zip(votes, voters, strict=True)
+            cast = [vote for vote, rank in pairs for _ in range(times[rank])]
+            total = combine(cast, group.rule, self._coin(TIE_DOMAIN, word, n))
+            divisor = len(cast) if group.rule.kind == "average" else 1
         x = updated(x, total, group.lr, group.weight_decay, divisor)
         if self.stochastic and group.dtype == "bfloat16":
             x = round_to_bfloat16_by_coin(x, rounding_bits(self.seed, self.step_number, word, n))

@@ -255,8 +255,14 @@ def ask_the_oracle(
         return oracle.signs_by_coin(SEED, step, domain, slot.first_word, slot.n_elements)
 
     return oracle.combine(
-        [held.directions[worker][index] for worker in voters],
-        [draw(oracle.FIRST_ZERO_DOMAIN + worker) for worker in voters],
+        [
+            (
+                held.directions[worker][index],
+                make_grad(worker, index, SIZES[index]),
+                draw(oracle.FIRST_ZERO_DOMAIN + worker),
+            )
+            for worker in voters
+        ],
         matrix.describe_for_oracle(rule),
         draw(oracle.TIE_DOMAIN),
     )
@@ -278,7 +284,7 @@ def check_spare_bits(rule: Aggregation) -> None:
 
 def unpack_votes(rule: Aggregation, votes: Tensor) -> Bits:
     """Cut a worker's votes into bits, (bits of an element, elements), wherever these lie."""
-    if rule.vote_format.has_partial_sums:
+    if rule.vote_format.has_partial_sums or rule.vote_format is VoteFormat.PAIR:
         return unpack(votes)
     # Values, not planes: 512 of them to a block, one after the other.
     values = votes.numpy().view(np.uint8).reshape(-1, votes.shape[1] // 8)

@@ -24,7 +24,7 @@ import study_path  # noqa: F401
 import torch
 from archive import Records, remember, require_evidence
 from controls import list_open_controls
-from design import PARTS, list_open_runs
+from design import PARTS, REPLIES, list_open_runs
 from flat_methods import has_flat_form
 from lanes import run_on_device
 from pages import CONTROLS, write_report
@@ -51,7 +51,8 @@ def main(words: Sequence[str] | None = None) -> int:
         each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
         each.add_argument("--seconds", type=float, default=math.inf, help="of a device; then end")
     names = [part.name for part in PARTS]
-    run.add_argument("--parts", nargs="+", choices=names, default=names)
+    every = (*PARTS, REPLIES)
+    run.add_argument("--parts", nargs="+", choices=[part.name for part in every], default=names)
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args(words)
     records = Records(args.records)
@@ -69,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.command == "control":
         _run_controls(records, args.results, data, args.seconds)
         return 0
-    chosen = tuple(part for part in PARTS if part.name in args.parts)
+    chosen = tuple(part for part in every if part.name in args.parts)
     find = remember(records.read) if on_device else records.read
 
     def list_open() -> list[RunConfig]:

@@ -16,6 +16,7 @@ from settings import (
     FEWER_SEEDS,
     FIVE_SEEDS,
     MASKED,
+    MASKED_COIN,
     MOST_SEEDS,
     OTHERS,
     PAPER,
@@ -187,6 +188,8 @@ PARTS = (
     Part("images-longest", ("images-30",), families=("adamw",)),
     Part("text-widest", ("text-large-1k",), families=("adamw",)),
 )
+REPLIES = Part("replies", ("text-small-1k",), workers=(32,), methods=(MASKED, MASKED_COIN))
+"""Chooses the bits of a reply after the mask at the counter; none of the study's claims."""
 
 
 def list_open_runs(parts: tuple[Part, ...], find: Find) -> list[RunConfig]:

@@ -11,8 +11,8 @@ from answers import Answer, Claim, list_answers, list_claims
 from archive import Records
 from cells import Find, list_open
 from controls import CONTROL_P, N_CONTROLS, Control, list_controls
-from design import PARTS, choose_recipe
-from differences import Difference, Verdict
+from design import PARTS, REPLIES, choose_recipe
+from differences import Difference, Verdict, find_difference
 from evidence import Ending
 from pictures import draw_distances
 from settings import BASES, FAMILIES, MARGINS
@@ -72,6 +72,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         ["setting", "N", "data", "method - reference", "seeds", "difference", "interval", "p", ""],
         [_row_of_claim(each) for each in claims if each.difference.n_seeds or _is_final(each)],
     )
+    yield from _lay_out_replies(find)
     controls = list(list_controls(find, find_control))
     if controls:
         yield Heading("Runs on a GPU beside the same runs on a CPU")
@@ -84,6 +85,21 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         yield Table(header, [_row_of_control(each) for each in controls])
     yield Heading("Tuning")
     yield Table(["task", "family", "name", "rate", "validation loss"], list(_rows_of_tuning(find)))
+
+
+def _lay_out_replies(find: Find) -> Iterator[Block]:
+    three_values, coin = (Ending.find(cell, find) for cell in REPLIES.list_cells(find))
+    found = find_difference(coin, three_values)
+    if not found.n_seeds or coin.choice.rate is None or three_values.choice.rate is None:
+        return
+    yield Heading("One bit or two in the reply, after the mask at the counter")
+    yield Paragraph(
+        f"Text, {coin.cell.workers} workers, {found.n_seeds} seeds: with a coin for elements that "
+        f"the mask holds, one bit down, minus staying where they are, two bits down: "
+        f"{found.mean:+.3f} nats, {found.low:+.3f} to {found.high:+.3f}. The rates were "
+        f"{coin.choice.rate:g} and {three_values.choice.rate:g}. This is none of the comparisons "
+        "above."
+    )
 
 
 def _is_final(claim: Claim) -> bool:

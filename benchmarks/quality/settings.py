@@ -69,7 +69,7 @@ DECAYS = ("", "-decay-025", "-decay-4")
 
 PAPER, SHORT = "majority", "majority-betas-90-95"
 CAUTIOUS, CAUTIOUS_PAPER = "majority-cautious-betas-90-95", "majority-cautious"
-MASKED = "masked-betas-90-95"
+MASKED, MASKED_COIN = "masked-betas-90-95", "masked-coin-betas-90-95"
 OTHERS = (
     "global-lion-cautious-betas-90-95",
     "library-feedback-2-cautious-betas-90-95",

@@ -36,7 +36,7 @@ _FEEDBACK_BITS = {"feedback": 1, "feedback-2": 2}
 _LIBRARY = "library-"
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
-_MASKED, _ONE_BIT_ADAM = "masked", "one-bit-adam"
+_MASKED, _MASKED_COIN, _ONE_BIT_ADAM = "masked", "masked-coin", "one-bit-adam"
 _DECAY = re.compile(r"(?P<base>.+)-decay-(?P<factor>025|4)")
 _UNDER_ADAMW = {"fp16-adamw": HalfPrecision(), "powersgd-adamw": PowerSGD()}
 
@@ -74,8 +74,9 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
     differ from a majority vote in one thing; other names are those of ``distlion compare``, and
     so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
-    ``masked`` applies the mask of cautious votes where votes are counted, and ``one-bit-adam`` is
-    1-bit Adam. ``-decay-025`` or ``-decay-4`` at the end multiplies the weight decay.
+    ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
+    coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-decay-025`` or ``-decay-4`` at
+    the end multiplies the weight decay.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -108,7 +109,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
-    if base in (_MASKED, _ONE_BIT_ADAM, *_FEEDBACK_BITS):
+    if base in (_MASKED, _MASKED_COIN, _ONE_BIT_ADAM, *_FEEDBACK_BITS):
         return _build_loop(base, params, run, betas or LION_BETAS)
     if base in _RULES_OF_SOME:
         return _vote_by_kind(model, entry, *_RULES_OF_SOME[base], betas=betas or LION_BETAS)
@@ -133,8 +134,8 @@ def _build_loop(
     """Build a method that has a loop of its own here."""
     if base == _ONE_BIT_ADAM:
         return OneBitAdam(params, lr=run.lr, decay=run.decay, workers=run.workers, steps=run.steps)
-    if base == _MASKED:
-        return MaskedVote(params, run, betas=betas)
+    if base in (_MASKED, _MASKED_COIN):
+        return MaskedVote(params, run, betas=betas, coin=base == _MASKED_COIN)
     return FeedbackVote(params, run, betas=betas, bits=_FEEDBACK_BITS[base])
 
 

@@ -64,6 +64,7 @@ RULES: dict[str, Rule] = {
     "majority": Rule(distlion.MajorityVote()),
     "majority-zero": Rule(distlion.MajorityVote(tie="zero")),
     "ternary": Rule(distlion.TernaryVote()),
+    "masked": Rule(distlion.MaskedVote()),
     "average": Rule(distlion.Average()),
     **{f"quantized-{bits}": Rule(distlion.QuantizedVote(bits=bits)) for bits in range(1, 9)},
     **{
@@ -127,6 +128,7 @@ ALL_OPTIONS = OPTIONS | FURTHER_OPTIONS
 REPRESENTATIVES = (
     "majority",
     "ternary",
+    "masked",
     "average",
     "majority-zero",
     "quantized-4",

@@ -19,13 +19,13 @@ THREADED = (600_001, 5, 64, 200_003, 82_000)
 
 
 @over_cores
-@pytest.mark.parametrize("encoder", ["signs", "ternary", "levels, 4 planes, l1"])
+@pytest.mark.parametrize("encoder", ["signs", "ternary", "pairs", "levels, 4 planes, l1"])
 def test_votes_do_not_depend_on_threads(encoder: str, n_threads: int, backend: Backend) -> None:
     conform(backend, *encoding(encoder, THREADED, (torch.float32, torch.bfloat16), wild=True))
 
 
 @over_cores
-@pytest.mark.parametrize("counter", ["signs", "ones", "levels of 3 planes"])
+@pytest.mark.parametrize("counter", ["signs", "pairs", "ones", "levels of 3 planes"])
 def test_counts_do_not_depend_on_threads(counter: str, n_threads: int, backend: Backend) -> None:
     conform(backend, *counting(counter, 17, THREADED, share=0.8))
 
@@ -48,6 +48,7 @@ def test_votes_and_replies_need_not_be_contiguous(backend: Backend) -> None:
         assert not votes.is_contiguous()
         assert not present.is_contiguous()
         k.count_ternary(BlockVotes(votes, present, bucket, 0), out=m.packed(n_blocks, 2))
+        k.count_pairs(BlockVotes(votes, present, bucket, 0), out=m.packed(n_blocks, 2))
         strided = votes[:, :, ::2]
         k.count_signs(BlockVotes(strided, present, bucket, 0), TIE, out=m.packed(n_blocks, 1))
         k.count_ones(BlockVotes(strided, present, bucket, 0), out=m.packed(n_blocks, 3))

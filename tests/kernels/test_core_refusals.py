@@ -106,6 +106,10 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: KERNELS.encode_ternary(make_segments(), out=words(1, 1, 8)),
         "out: 1 planes given, expected 2",
     ),
+    "out, planes of pairs": (
+        lambda: KERNELS.encode_pairs(make_segments(), COIN, out=words(1, 1, 8)),
+        "out: 1 planes given, expected 2",
+    ),
     "out, no planes of levels": (
         lambda: KERNELS.encode_levels(make_segments(), COIN, norm="l1", step=1, out=words(1, 0, 8)),
         "out: 0 planes given, expected 1 to 8",
@@ -167,6 +171,10 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "votes, planes of signs": (lambda: count(words(3, 1, 2, 8)), "votes: they have 2 planes"),
     "votes, planes of ternary": (
         lambda: count(words(3, 1, 1, 8), words(1, 2, 8), op="count_ternary"),
+        "votes: they have 1 planes",
+    ),
+    "votes, planes of pairs": (
+        lambda: count(words(3, 1, 1, 8), words(1, 2, 8), op="count_pairs"),
         "votes: they have 1 planes",
     ),
     "votes, planes of levels": (

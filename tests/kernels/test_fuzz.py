@@ -29,7 +29,7 @@ MARGIN = 64
 
 # Counting.
 
-OPS = ("signs", "signs or zero", "ternary", "ones", "levels", "float32", "bfloat16")
+OPS = ("signs", "signs or zero", "ternary", "pairs", "ones", "levels", "float32", "bfloat16")
 
 
 def count(
@@ -46,6 +46,8 @@ def count(
         kernels.count_signs(shard, TIE if op == "signs" else None, out=out)
     elif op == "ternary":
         kernels.count_ternary(shard, out=out)
+    elif op == "pairs":
+        kernels.count_pairs(shard, out=out)
     elif op == "ones":
         kernels.count_ones(shard, out=out)
     elif op == "levels":
@@ -60,6 +62,7 @@ def planes_of(op: str, n_workers: int, level_planes: int) -> tuple[int, int]:
         "signs": (1, 1),
         "signs or zero": (1, 2),
         "ternary": (2, 2),
+        "pairs": (2, 2),
         "ones": (1, n_workers.bit_length()),
         "levels": (level_planes, 1),
         "float32": (32, 2),

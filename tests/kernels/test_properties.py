@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backends import Backend, over_all
-from distlion.kernels import PARAM_DTYPES, BlockVotes, Coefficients, Coins, ReplyFormat, Segment
+from distlion.kernels import (
+    PARAM_DTYPES,
+    BlockVotes,
+    Coefficients,
+    Coin,
+    Coins,
+    ReplyFormat,
+    Segment,
+)
 from distlion.kernels.coin import GOLDEN, MASK, mix
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
@@ -97,6 +105,23 @@ def test_ternary_planes_tell_minus_one_zero_and_one(backend: Backend) -> None:
 
 
 @over_all
+def test_a_pair_is_the_signs_of_direction_and_gradient(backend: Backend) -> None:
+    bucket = make_bucket((6,))
+    (segment,) = make_segments(bucket, backend.device)
+    assert segment.grad is not None
+    # beta1 is 0.9: c is 0.9 m + 0.1 g.
+    segment.exp_avg.copy_(torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0, 1.0]))
+    segment.grad.copy_(torch.tensor([5.0, 5.0, -5.0, -5.0, 0.0, -0.0]))
+    out = empty_planes(bucket, 2, backend.device)
+    for coin in (COINS.zero, Coin(COINS.zero.key, not COINS.zero.inverted)):
+        backend.kernels.encode_pairs([segment], coin, out=out)
+        votes = [(bit_of(out, 0, i), bit_of(out, 1, i)) for i in range(6)]
+        drawn = coin.word(0)
+        toss, fresh = drawn >> 4 & 1, 1 - (drawn >> 5 & 1)
+        assert votes == [(1, 1), (0, 1), (1, 0), (0, 0), (toss, 1 - toss), (1, fresh)]
+
+
+@over_all
 def test_a_zero_direction_of_either_sign_takes_the_coin_of_its_coordinate(backend: Backend) -> None:
     bucket = make_bucket((5, 130))
     segments = make_segments(bucket, backend.device)
@@ -112,7 +137,7 @@ def test_a_zero_direction_of_either_sign_takes_the_coin_of_its_coordinate(backen
 
 
 @over_all
-@pytest.mark.parametrize("encoder", ["signs", "ternary", "levels", "directions"])
+@pytest.mark.parametrize("encoder", ["signs", "ternary", "pairs", "levels", "directions"])
 @pytest.mark.parametrize("bad", ["grad", "exp_avg"])
 def test_a_parameter_that_is_not_finite_is_reported_and_written_as_zeros(
     encoder: str, bad: str, backend: Backend
@@ -120,12 +145,13 @@ def test_a_parameter_that_is_not_finite_is_reported_and_written_as_zeros(
     bucket = make_bucket((64, 64))
     segments = make_segments(bucket, backend.device)
     getattr(segments[1], bad)[3] = float("nan")
-    planes = {"signs": 1, "ternary": 2, "levels": 4, "directions": 32}[encoder]
+    planes = {"signs": 1, "ternary": 2, "pairs": 2, "levels": 4, "directions": 32}[encoder]
     out = empty_planes(bucket, planes, backend.device)
     k = backend.kernels
     encode = {
         "signs": lambda: k.encode_signs(segments, COINS.zero, out=out),
         "ternary": lambda: k.encode_ternary(segments, out=out),
+        "pairs": lambda: k.encode_pairs(segments, COINS.zero, out=out),
         "levels": lambda: k.encode_levels(segments, COINS.zero, norm="l1", step=0.5, out=out),
         "directions": lambda: k.encode_directions(segments, dtype=torch.float32, out=out),
     }[encoder]

@@ -6,6 +6,7 @@ from distlion.aggregation.estimate import EstimateVote
 from distlion.aggregation.feedback import FeedbackVote
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
+from distlion.aggregation.masked import MaskedVote
 from distlion.aggregation.quantized import QuantizedVote
 from distlion.aggregation.registry import (
     RULES,
@@ -29,6 +30,7 @@ __all__ = [
     "FeedbackVote",
     "FullPrecision",
     "MajorityVote",
+    "MaskedVote",
     "NamedRule",
     "QuantizedVote",
     "ResidualVote",

@@ -14,6 +14,7 @@ from distlion.aggregation.estimate import EstimateVote
 from distlion.aggregation.feedback import MOST_BITS, FeedbackVote
 from distlion.aggregation.full_precision import FullPrecision
 from distlion.aggregation.majority import MajorityVote
+from distlion.aggregation.masked import MaskedVote
 from distlion.aggregation.quantized import MAX_BITS, QuantizedVote
 from distlion.aggregation.residual import ResidualVote
 from distlion.aggregation.scaled import ScaledVote
@@ -44,6 +45,9 @@ RULES: dict[str, NamedRule] = {
     "majority": NamedRule(MajorityVote(), "majority vote, random tie-breaking"),
     "majority-zero": NamedRule(MajorityVote(tie="zero"), "majority vote, 0 on a tie"),
     "ternary": NamedRule(TernaryVote(), "vote of -1, 0 or 1, 0 on a tie"),
+    "masked": NamedRule(
+        MaskedVote(), "majority of directions, 0 where that of gradients differs, for many workers"
+    ),
     "average": NamedRule(Average(), "average of the signs"),
     **{
         f"quantized-{bits}": NamedRule(

@@ -53,11 +53,11 @@ class RecursiveDoubling(Exchange):
         the largest one below N hands its vote to a peer first, and gets the reply from it last: two
         more rounds.
 
-        Only votes of integers have partial counts: ``FullPrecision``, rules with scales and
-        averaged momenta are refused. So are weights: a sum has room for votes that count once. All
-        ranks count all elements. As with ``AllGather``, damage
-        on the way to a single rank is known to that rank, and to those that it has yet to meet:
-        they raise ``CorruptFrameError``, and the others lose them in their next step.
+        Only votes of integers have partial counts: ``FullPrecision``, ``MaskedVote``, rules with
+        scales and averaged momenta are refused. So are weights: a sum has room for votes that
+        count once. All ranks count all elements. As with ``AllGather``, damage on the way to a
+        single rank is known to that rank, and to those that it has yet to meet: they raise
+        ``CorruptFrameError``, and the others lose them in their next step.
     """
 
     counts_in_parts: ClassVar[bool] = True

@@ -171,6 +171,23 @@ class Kernels(CountingKernels, Protocol):
         """
         ...
 
+    def encode_pairs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
+        """Encode the signs of direction and gradient: a plane of c, and a plane of g.
+
+        Equation:
+            bit of c  1 if c > 0, 0 if c < 0; c = 0 takes the zero coin of its element
+            bit of g  likewise; g = 0 takes the opposite of that coin, so c = g = 0 gives two signs
+
+        Args:
+            segments: Segments of one bucket, in order.
+            zero: The worker's coin for what is exactly 0.
+            out: (blocks, 2, 8) int64.
+
+        Returns:
+            As ``encode_signs``.
+        """
+        ...
+
     def encode_levels(
         self,
         segments: Sequence[Segment],

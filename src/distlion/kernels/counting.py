@@ -56,6 +56,17 @@ class CountingKernels(Protocol):
         """
         ...
 
+    def count_pairs(self, votes: BlockVotes, *, out: Tensor) -> None:
+        """Take the majority of directions where that of gradients has its sign, else 0.
+
+        Equation:
+            C = sum over workers present of the sign in plane 0, and G of that in plane 1
+            S = sign(C) if C * G > 0, else 0
+
+        Arguments as ``count_signs``; ``votes`` and ``out`` have 2 planes.
+        """
+        ...
+
     def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
         """Count the +1 votes of the workers present.
 

@@ -75,6 +75,12 @@ class CpuKernels:
         self._core.encode_ternary(self._table(segments), out, finite, torch.get_num_threads())
         return finite
 
+    def encode_pairs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
+        finite = _make_flags(segments)
+        coin = (zero.key, zero.inverted)
+        self._core.encode_pairs(self._table(segments), *coin, out, finite, torch.get_num_threads())
+        return finite
+
     def encode_levels(
         self,
         segments: Sequence[Segment],
@@ -154,6 +160,9 @@ class CpuKernels:
 
     def count_ternary(self, votes: BlockVotes, *, out: Tensor) -> None:
         self._core.count_ternary(*_read_votes(votes), out, torch.get_num_threads())
+
+    def count_pairs(self, votes: BlockVotes, *, out: Tensor) -> None:
+        self._core.count_pairs(*_read_votes(votes), out, torch.get_num_threads())
 
     def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
         self._core.count_ones(*_read_votes(votes), out, torch.get_num_threads())

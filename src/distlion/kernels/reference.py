@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -107,9 +108,9 @@ def check_finite(segments: Sequence[Segment]) -> Tensor:
 def _encode(
     segments: Sequence[Segment],
     out: Tensor,
-    planes_of: Callable[[Tensor, Slot], Sequence[Tensor]],
+    planes_of: Callable[[Tensor, Segment], Sequence[Tensor]],
 ) -> Tensor:
-    """Write the words ``planes_of(c, slot)`` of every finite direction; all else is zeros."""
+    """Write the words ``planes_of(c, segment)`` of every finite direction; all else is zeros."""
     planes = out.new_zeros(out.shape[1], out.shape[0] * BLOCK_WORDS)
     finite = torch.ones(len(segments), dtype=torch.bool, device=out.device)
     for index, segment in enumerate(segments):
@@ -117,7 +118,7 @@ def _encode(
             continue
         slot = segment.slot
         c, finite[index] = _checked_direction(segment, segment.grad)
-        for plane, words in enumerate(planes_of(c, slot)):
+        for plane, words in enumerate(planes_of(c, segment)):
             kept = words.masked_fill(~finite[index], 0)
             planes[plane, slot.bucket_word : slot.bucket_word + slot.n_words] = kept
     interleave(planes, out)
@@ -130,11 +131,22 @@ def _sign_words(c: Tensor, slot: Slot, zero: Coin) -> Tensor:
 
 
 def encode_signs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
-    return _encode(segments, out, lambda c, slot: [_sign_words(c, slot, zero)])
+    return _encode(segments, out, lambda c, segment: [_sign_words(c, segment.slot, zero)])
 
 
 def encode_ternary(segments: Sequence[Segment], *, out: Tensor) -> Tensor:
-    return _encode(segments, out, lambda c, slot: [pack(c > 0), pack(c != 0)])
+    return _encode(segments, out, lambda c, _: [pack(c > 0), pack(c != 0)])
+
+
+def encode_pairs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
+    opposite = replace(zero, inverted=not zero.inverted)
+
+    def planes_of(c: Tensor, segment: Segment) -> list[Tensor]:
+        assert segment.grad is not None
+        g = _widened_grad(segment.grad, segment.coefficients)
+        return [_sign_words(c, segment.slot, zero), _sign_words(g, segment.slot, opposite)]
+
+    return _encode(segments, out, planes_of)
 
 
 def encode_levels(
@@ -147,9 +159,9 @@ def encode_levels(
 ) -> Tensor:
     n_magnitude_bits = out.shape[1] - 1
 
-    def planes_of(c: Tensor, slot: Slot) -> list[Tensor]:
+    def planes_of(c: Tensor, segment: Segment) -> list[Tensor]:
         levels = _levels(c, norm, step, highest=2**n_magnitude_bits - 1)
-        return [_sign_words(c, slot, zero)] + [
+        return [_sign_words(c, segment.slot, zero)] + [
             pack((levels >> bit) & 1) for bit in range(n_magnitude_bits)
         ]
 
@@ -226,6 +238,19 @@ def count_ternary(votes: BlockVotes, *, out: Tensor) -> None:
         sign, non_zero = run.bits(planes, 0).to(torch.int64), run.bits(planes, 1)
         total = ((2 * sign - 1) * non_zero).sum(0)
         return [total > 0, total != 0]
+
+    _count(votes, out, reply_of)
+
+
+def count_pairs(votes: BlockVotes, *, out: Tensor) -> None:
+    planes = split_planes(votes.packed)
+
+    def reply_of(run: Run) -> list[Tensor]:
+        directions, gradients = (
+            2 * run.bits(planes, plane).sum(0, dtype=torch.int64) - len(run.voters)
+            for plane in range(2)
+        )
+        return [(directions > 0) & (gradients > 0), directions * gradients > 0]
 
     _count(votes, out, reply_of)
 

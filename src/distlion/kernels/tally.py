@@ -30,6 +30,8 @@ class VoteFormat(Enum):
     """Plane 0 is the sign, the others, lowest first, the bits of a: sign * (2 a + 1)."""
     TERNARY = "ternary"
     """Plane 0 is the sign, plane 1 whether it is not 0."""
+    PAIR = "pair"
+    """Plane 0 is the sign of the direction, plane 1 that of the gradient: two votes."""
     DIRECTION = "direction"
     """The bits of a float. Sums of floats depend on their order, so there are no partial sums."""
     STEP = "step"
@@ -37,7 +39,7 @@ class VoteFormat(Enum):
 
     @property
     def has_partial_sums(self) -> bool:
-        """True if votes are integers, whose sums do not depend on the order."""
+        """True if a vote is one integer, as the sums of these do not depend on the order."""
         return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)
 
 

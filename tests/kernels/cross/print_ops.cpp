@@ -84,6 +84,7 @@ void print_encodings(const Loops& loops, const Segment& segment, int number) {
     std::vector<Encoding> encodings = {
         {.vote = Vote::signs, .n_planes = 1, .zero = {5, true}},
         {.vote = Vote::ternary, .n_planes = 2},
+        {.vote = Vote::pairs, .n_planes = 2, .zero = {5, true}},
         {.vote = Vote::directions, .n_planes = 32, .direction_type = DType::float32},
         {.vote = Vote::directions, .n_planes = 16, .direction_type = DType::bfloat16},
     };
@@ -170,7 +171,8 @@ void print_counts(const Loops& loops) {
         std::size_t planes, out_planes;
     };
     const Case cases[] = {{Tally::signs, 1, 1}, {Tally::signs_or_zero, 1, 2}, {Tally::ternary, 2, 2},
-                          {Tally::ones, 1, 7},  {Tally::levels, 4, 1},        {Tally::levels, 8, 1}};
+                          {Tally::pairs, 2, 2}, {Tally::ones, 1, 7},          {Tally::levels, 4, 1},
+                          {Tally::levels, 8, 1}};
     for (const auto& [tally, planes, out_planes] : cases) {
         for (const std::uint32_t n_workers : {1, 2, 3, 5, 16, 33, 100}) {
             Draws draws(n_workers);

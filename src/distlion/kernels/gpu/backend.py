@@ -71,6 +71,9 @@ class TritonKernels(PlainFeedback):
     def encode_ternary(self, segments: Sequence[Segment], *, out: Tensor) -> Tensor:
         return _encode(segments, encode.TERNARY.value, out)
 
+    def encode_pairs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
+        return _encode(segments, encode.PAIRS.value, out, zero=zero)
+
     def encode_levels(
         self,
         segments: Sequence[Segment],
@@ -94,6 +97,9 @@ class TritonKernels(PlainFeedback):
 
     def count_ternary(self, votes: BlockVotes, *, out: Tensor) -> None:
         _count(votes, out, reply=ReplyFormat.TERNARY, vote=encode.TERNARY.value)
+
+    def count_pairs(self, votes: BlockVotes, *, out: Tensor) -> None:
+        _count(votes, out, reply=ReplyFormat.TERNARY, vote=encode.PAIRS.value)
 
     def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
         _count(votes, out, reply=ReplyFormat.COUNT)

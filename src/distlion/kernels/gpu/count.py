@@ -24,7 +24,7 @@ from distlion.kernels.gpu.bits import (
 )
 from distlion.kernels.gpu.commit import COUNT, SIGN
 from distlion.kernels.gpu.commit import TERNARY as TERNARY_REPLY
-from distlion.kernels.gpu.encode import DIRECTIONS
+from distlion.kernels.gpu.encode import DIRECTIONS, PAIRS
 from distlion.kernels.gpu.encode import TERNARY as TERNARY_VOTE
 
 
@@ -38,7 +38,7 @@ def add_votes(
     PLANES: tl.constexpr,
     DIRECTION: tl.constexpr,
 ):
-    """Add the votes of one worker: odd levels, -1, 0, 1, or directions."""
+    """Add the votes of one worker: odd levels, -1, 0, 1, directions, or the first of a pair."""
     if VOTE == DIRECTIONS:
         inner = place_elements()
         stored = tl.load(votes + first_word * 64 + inner, mask=inner < left, other=0)
@@ -51,7 +51,7 @@ def add_votes(
         sign = 2 * (unpack(load_half_words(halves, left, True)) & 1) - 1
         if VOTE == TERNARY_VOTE:
             return total + sign * (unpack(load_half_words(halves + 16, left, True)) & 1)
-        elif PLANES > 1:
+        elif VOTE != PAIRS and PLANES > 1:
             size = tl.full((ROWS, 32), 1, tl.int32)
             for plane in tl.static_range(1, PLANES):
                 bits = unpack(load_half_words(halves + 16 * plane, left, True))
@@ -59,6 +59,24 @@ def add_votes(
             return total + sign * size
         else:
             return total + sign
+
+
+@triton.jit
+def add_ballot(
+    total,
+    second,
+    votes,
+    first_word,
+    left,
+    VOTE: tl.constexpr,
+    PLANES: tl.constexpr,
+    DIRECTION: tl.constexpr,
+):
+    """Add the votes of one worker to ``total``, and the second of pairs to ``second``."""
+    total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION)
+    if VOTE == PAIRS:
+        second = add_votes(second, votes + 16, first_word, left, VOTE, PLANES, DIRECTION)
+    return total, second
 
 
 @triton.jit(do_not_specialize=["n_workers", "worker_stride"])
@@ -97,14 +115,22 @@ def count_kernel(
         total = tl.zeros((ROWS, 32), tl.float32)
     else:
         total = tl.zeros((ROWS, 32), tl.int32)
+    second = total  # of pairs
     for worker in range(n_workers):
         times = tl.load(voters + run * n_workers + worker)
         if WEIGHTED:
             for _ in range(times):
-                total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION)
+                total, second = add_ballot(
+                    total, second, votes, first_word, left, VOTE, PLANES, DIRECTION
+                )
         elif times != 0:
-            total = add_votes(total, votes, first_word, left, VOTE, PLANES, DIRECTION)
+            total, second = add_ballot(
+                total, second, votes, first_word, left, VOTE, PLANES, DIRECTION
+            )
         votes += worker_stride
+    if VOTE == PAIRS:
+        agree = ((total > 0) & (second > 0)) | ((total < 0) & (second < 0))
+        total = tl.where(agree, total, 0)
 
     is_there = place_elements() < left
     halves = find_half_words(out, first_word, REPLY_PLANES)

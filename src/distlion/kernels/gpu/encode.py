@@ -32,7 +32,7 @@ from distlion.kernels.gpu.bits import (
     store_half_words,
 )
 
-NONE, SIGNS, TERNARY, LEVELS, DIRECTIONS = (tl.constexpr(i) for i in range(5))
+NONE, SIGNS, TERNARY, LEVELS, DIRECTIONS, PAIRS = (tl.constexpr(i) for i in range(6))
 # The smallest float32 that rounds to an infinite bfloat16, of bits 0x7F7F8000.
 BFLOAT16_INFINITE = tl.constexpr(3.3961775292304957e38)
 
@@ -67,13 +67,20 @@ def write_bits(halves, bits, left, MASKED: tl.constexpr):
 
 
 @triton.jit
-def write_coins(table, row, halves, c, inner, first, left, MASKED: tl.constexpr):
-    """Write the sign plane of a tile with zeros: 1 where c > 0, the zero coin where c = 0."""
+def write_coins(
+    table, row, halves, c, inner, first, left, OPPOSITE: tl.constexpr, MASKED: tl.constexpr
+):
+    """Write the sign plane of a tile with zeros: 1 where c > 0, the zero coin where c = 0.
+
+    With OPPOSITE, the inverse of that coin.
+    """
     zeros = c == 0
     if MASKED:
         zeros = zeros & (inner < left)
     word = tl.load(row + FIRST_WORD) + first // 64
     coins = draw_half_words(table, word, tl.load(row + FIRST_BIT))
+    if OPPOSITE:
+        coins = ~coins
     words = pack(c > 0) | (pack(zeros) & coins)
     store_half_words(halves, words, left, MASKED)
 
@@ -100,8 +107,10 @@ def write_levels(
 
 
 @triton.jit
-def find_rare(c, voted, moved, M_KIND: tl.constexpr, DIRECTION: tl.constexpr):
+def find_rare(c, least, moved, M_KIND: tl.constexpr, DIRECTION: tl.constexpr):
     """Return 2 if something may not be finite, else 1 if some vote is on 0, else 0: one for a tile.
+
+    ``least`` is the smallest absolute value that an element's votes are on.
 
     A sum is no smaller than its largest term, and NaN if a term is. Only if it is large is each
     element checked.
@@ -109,7 +118,7 @@ def find_rare(c, voted, moved, M_KIND: tl.constexpr, DIRECTION: tl.constexpr):
     limit = float("inf") if (M_KIND == FLOAT32 and DIRECTION == FLOAT32) else BFLOAT16_INFINITE
     # Four neighbors lie in one thread.
     total = tl.sum(tl.reshape(tl.abs(c) + tl.abs(moved), (ROWS, 8, 4)), axis=2)
-    least = tl.min(tl.reshape(tl.abs(voted), (ROWS, 8, 4)), axis=2)
+    least = tl.min(tl.reshape(least, (ROWS, 8, 4)), axis=2)
     return tl.max(tl.where(total < limit, tl.where(least == 0.0, 1, 0), 2))
 
 
@@ -138,7 +147,11 @@ def encode_tile(
     voted = mask_direction(numbers, c, g)
     moved = tl.load(numbers + BETA2) * m + tl.load(numbers + REST2) * g
 
-    rare = find_rare(c, voted, moved, M_KIND, DIRECTION)
+    if VOTE == PAIRS:
+        least = tl.minimum(tl.abs(voted), tl.abs(g))
+    else:
+        least = tl.abs(voted)
+    rare = find_rare(c, least, moved, M_KIND, DIRECTION)
 
     first_word = tl.load(row + BUCKET_WORD) + first // 64
     if VOTE == DIRECTIONS:
@@ -153,11 +166,16 @@ def encode_tile(
         write_bits(halves, voted > 0, left, MASKED)
         if VOTE == TERNARY:
             write_bits(halves + 16, voted != 0, left, MASKED)
+        elif VOTE == PAIRS:
+            write_bits(halves + 16, g > 0, left, MASKED)
+            if rare != 0:
+                write_coins(table, row, halves, voted, inner, first, left, False, MASKED)
+                write_coins(table, row, halves + 16, g, inner, first, left, True, MASKED)
         else:
             if PLANES > 1:
                 write_levels(table, halves, voted, left, PLANES, L1, MASKED)
             if rare != 0:
-                write_coins(table, row, halves, voted, inner, first, left, MASKED)
+                write_coins(table, row, halves, voted, inner, first, left, False, MASKED)
 
     if rare == 2:
         bad = is_infinite_or_nan(c, DIRECTION) | is_infinite_or_nan(moved, M_KIND)

@@ -1,0 +1,53 @@
+"""Two bits up, two bits down: a vote on directions, masked by a vote on gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from distlion.aggregation.base import Aggregation
+from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
+
+
+@dataclass(frozen=True)
+class MaskedVote(Aggregation):
+    """Move an element with the majority of directions if the majority of gradients agrees.
+
+    Equation:
+        C = sum_i sign(c_i), G = sum_i sign(g_i), over the workers present for the parameter
+        S = sign(C) where C * G > 0, else 0
+        c_i = beta1 * m_i + (1 - beta1) * g_i, g_i the gradient of worker i
+        (the mask of Cautious Optimizers, arXiv:2411.16085, applied to majorities)
+
+    Notes:
+        For many workers with small batches, whose own gradients are too noisy for the mask of
+        ``cautious=True``. That mask is another one; both can be used together.
+
+        A sign of exactly 0 takes the worker's coin, and its opposite in the vote on gradients. So
+        an element that no worker touches stays where it is. A single worker takes Lion's step.
+    """
+
+    @property
+    def vote_planes(self) -> int:
+        return 2
+
+    def reply_planes(self, n_votes: int) -> int:
+        return 2
+
+    @property
+    def vote_format(self) -> VoteFormat:
+        return VoteFormat.PAIR
+
+    @property
+    def reply_format(self) -> ReplyFormat:
+        return ReplyFormat.TERNARY
+
+    def encode(
+        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
+    ) -> Tensor:
+        return kernels.encode_pairs(segments, coins.zero, out=out)
+
+    def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
+        kernels.count_pairs(votes, out=out)
