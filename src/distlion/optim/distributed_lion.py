@@ -64,8 +64,9 @@ class DistributedLion(VotingBase):
         betas: (beta1, beta2), each in [0, 1). In runs of a few thousand steps try (0.9, 0.95).
         weight_decay: Decoupled weight decay, 0 or more.
         cautious: Set the direction to 0 where the gradient has another sign (arXiv:2411.16085).
-        aggregation: ``MajorityVote()``, ``TernaryVote()``, ``Average()``, ``QuantizedVote(4)``,
-            ``FullPrecision()``, or ``FeedbackVote()`` where workers see different data.
+        aggregation: ``MajorityVote()``, ``TernaryVote()``, ``MaskedVote()``, ``Average()``,
+            ``QuantizedVote(4)``, ``FullPrecision()``, or ``FeedbackVote()`` where workers see
+            different data.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, ``RecursiveDoubling()``,
             or "auto": for each bucket the fastest by the cost model, on the link as measured.
         nodes: ``Nodes(ranks_per_node=8)``: a node's ranks act as one worker; None: each for itself.
