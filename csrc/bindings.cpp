@@ -113,9 +113,12 @@ public:
         encode(segments, {.vote = Vote::none}, 0, finite, threads);
     }
 
-    void count_signs(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
-                     std::uint64_t key, bool inverted, nb::handle out, int threads) const {
-        count(Tally::signs, votes, {1, 1}, present, slots, first_block, {key, inverted}, out, 1, threads);
+    // The sign of a sum, or the coin on a tie.
+    template <Tally tally, std::size_t least_planes, std::size_t most_planes>
+    void count_with_coin(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
+                         std::uint64_t key, bool inverted, nb::handle out, int threads) const {
+        count(tally, votes, {least_planes, most_planes}, present, slots, first_block, {key, inverted}, out, 1,
+              threads);
     }
 
     // Without a coin; `out_planes` as in `count`.
@@ -124,11 +127,6 @@ public:
                             nb::handle out, int threads) const {
         count(tally, votes, {vote_planes, vote_planes}, present, slots, first_block, {}, out, out_planes,
               threads);
-    }
-
-    void count_levels(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
-                      std::uint64_t key, bool inverted, nb::handle out, int threads) const {
-        count(Tally::levels, votes, {1, 8}, present, slots, first_block, {key, inverted}, out, 1, threads);
     }
 
     void sum_directions(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
@@ -370,18 +368,20 @@ NB_MODULE(_cpu, m) {
         .def("add_steps_of_all", &Core::add_steps_of_all, "estimates"_a, "votes"_a, "scales"_a,
              "present"_a, "slots"_a, "first_block"_a, "out"_a, "threads"_a)
         .def("check_finite", &Core::check_finite, "segments"_a, "finite"_a, "threads"_a)
-        .def("count_signs", &Core::count_signs, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
-             "key"_a, "inverted"_a, "out"_a, "threads"_a)
+        .def("count_signs", &Core::count_with_coin<Tally::signs, 1, 1>, "votes"_a, "present"_a, "slots"_a,
+             "first_block"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)
         .def("count_signs_or_zero", &Core::count_without_coin<Tally::signs_or_zero, 1, 2>, "votes"_a, "present"_a,
              "slots"_a, "first_block"_a, "out"_a, "threads"_a)
         .def("count_ternary", &Core::count_without_coin<Tally::ternary, 2, 2>, "votes"_a, "present"_a,
              "slots"_a, "first_block"_a, "out"_a, "threads"_a)
-        .def("count_pairs", &Core::count_without_coin<Tally::pairs, 2, 2>, "votes"_a, "present"_a,
-             "slots"_a, "first_block"_a, "out"_a, "threads"_a)
+        .def("count_pairs", &Core::count_with_coin<Tally::pairs, 2, 2>, "votes"_a, "present"_a, "slots"_a,
+             "first_block"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)
+        .def("count_pairs_or_zero", &Core::count_without_coin<Tally::pairs_or_zero, 2, 2>, "votes"_a,
+             "present"_a, "slots"_a, "first_block"_a, "out"_a, "threads"_a)
         .def("count_ones", &Core::count_without_coin<Tally::ones, 1, 0>, "votes"_a, "present"_a,
              "slots"_a, "first_block"_a, "out"_a, "threads"_a)
-        .def("count_levels", &Core::count_levels, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
-             "key"_a, "inverted"_a, "out"_a, "threads"_a)
+        .def("count_levels", &Core::count_with_coin<Tally::levels, 1, 8>, "votes"_a, "present"_a, "slots"_a,
+             "first_block"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)
         .def("sum_directions", &Core::sum_directions, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
              "is_bfloat16"_a, "out"_a, "threads"_a)
         .def("commit", &Core::commit, "segments"_a, "present"_a, "reply"_a, "reply_format"_a,

@@ -58,7 +58,7 @@ struct Encoding {
     DType direction_type = DType::float32;    // directions
 };
 
-enum class Tally : std::uint8_t { signs, signs_or_zero, ternary, pairs, ones, levels, directions };
+enum class Tally : std::uint8_t { signs, signs_or_zero, ternary, pairs, pairs_or_zero, ones, levels, directions };
 
 // The part of one parameter that lies in the shard: words [begin, end) of it, its voters a row of ranks.
 struct Run {

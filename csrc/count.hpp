@@ -66,6 +66,8 @@ inline int planes_for(std::uint64_t most) {
     return n_planes;
 }
 
+inline bool counts_pairs(Tally tally) { return tally == Tally::pairs || tally == Tally::pairs_or_zero; }
+
 // Every vote becomes an unsigned number u, plane 0 lowest; the sign of the sum of votes is how the sum
 // of the u compares with half of `balance`.
 //     signs      vote = 2 u - 1
@@ -83,7 +85,7 @@ struct Ballots {
 
     Ballots(const Counting& counting, const Run& run, std::size_t first_plane = 0)
         : counting(counting), run(run), first_plane(first_plane) {
-        n_bits = counting.tally == Tally::pairs ? 1 : static_cast<int>(counting.n_planes);
+        n_bits = counts_pairs(counting.tally) ? 1 : static_cast<int>(counting.n_planes);
         const bool is_ternary = counting.tally == Tally::ternary;
         highest = is_ternary ? 2 : (std::uint64_t{1} << n_bits) - 1;
         balance = run.n_voters * highest;
@@ -281,7 +283,7 @@ void count_directions(const Run& run, std::size_t begin, std::size_t end,
 }
 
 void count_words(const Run& run, std::size_t begin, std::size_t end, const Counting& counting) {
-    if (counting.tally == Tally::pairs) {
+    if (counts_pairs(counting.tally)) {
         count_bits<2>(run, begin, end, counting, {{counting, run, 0}, {counting, run, 1}});
     } else if (counting.tally != Tally::directions) {
         count_bits<1>(run, begin, end, counting, {{counting, run}});

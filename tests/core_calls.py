@@ -60,7 +60,7 @@ def count(
     out = words(1, 1, 8) if out is None else out
     if present is None:
         present = torch.ones(votes.shape[0], 2, dtype=torch.bool)
-    coin = (COIN,) if op in ("count_signs", "count_levels") else ()
+    coin = (COIN,) if op in ("count_signs", "count_pairs", "count_levels") else ()
     getattr(KERNELS, op)(BlockVotes(votes, present, bucket, 0), *coin, out=out)
 
 

@@ -69,7 +69,7 @@ def carries(pattern: Exchange, rule: Aggregation) -> bool:
 ORACLES: dict[type[Aggregation], Callable[[Any], Rule]] = {
     MajorityVote: lambda rule: Rule("majority", tie=rule.tie),
     TernaryVote: lambda rule: Rule("ternary"),
-    MaskedVote: lambda rule: Rule("masked"),
+    MaskedVote: lambda rule: Rule("masked", tie=rule.tie),
     Average: lambda rule: Rule("average"),
     QuantizedVote: lambda rule: Rule(
         "quantized", bits=rule.bits, norm=rule.norm, step=rule.level_width

@@ -220,7 +220,7 @@ def combine(votes: Sequence[tuple[F32, F32, I64]], rule: Rule, tie_signs: I64) -
     total = np.sum([worker_votes(c, rule, zeros) for c, _, zeros in votes], axis=0)
     if rule.kind == "masked":
         of_grads = np.sum([worker_votes(g, rule, -zeros) for _, g, zeros in votes], axis=0)
-        return np.where(np.sign(total) == np.sign(of_grads), np.sign(total), 0)
+        total = np.where(np.sign(total) == np.sign(of_grads), total, 0)
     if rule.kind == "average":
         return total
     majority = np.sign(total)

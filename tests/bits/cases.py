@@ -65,6 +65,7 @@ RULES: dict[str, Rule] = {
     "majority-zero": Rule(distlion.MajorityVote(tie="zero")),
     "ternary": Rule(distlion.TernaryVote()),
     "masked": Rule(distlion.MaskedVote()),
+    "masked-random": Rule(distlion.MaskedVote(tie="random")),
     "average": Rule(distlion.Average()),
     **{f"quantized-{bits}": Rule(distlion.QuantizedVote(bits=bits)) for bits in range(1, 9)},
     **{

@@ -48,7 +48,7 @@ def test_votes_and_replies_need_not_be_contiguous(backend: Backend) -> None:
         assert not votes.is_contiguous()
         assert not present.is_contiguous()
         k.count_ternary(BlockVotes(votes, present, bucket, 0), out=m.packed(n_blocks, 2))
-        k.count_pairs(BlockVotes(votes, present, bucket, 0), out=m.packed(n_blocks, 2))
+        k.count_pairs(BlockVotes(votes, present, bucket, 0), None, out=m.packed(n_blocks, 2))
         strided = votes[:, :, ::2]
         k.count_signs(BlockVotes(strided, present, bucket, 0), TIE, out=m.packed(n_blocks, 1))
         k.count_ones(BlockVotes(strided, present, bucket, 0), out=m.packed(n_blocks, 3))

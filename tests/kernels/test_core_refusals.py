@@ -174,7 +174,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         "votes: they have 1 planes",
     ),
     "votes, planes of pairs": (
-        lambda: count(words(3, 1, 1, 8), words(1, 2, 8), op="count_pairs"),
+        lambda: count(words(3, 1, 1, 8), op="count_pairs"),
         "votes: they have 1 planes",
     ),
     "votes, planes of levels": (

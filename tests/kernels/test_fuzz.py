@@ -29,7 +29,17 @@ MARGIN = 64
 
 # Counting.
 
-OPS = ("signs", "signs or zero", "ternary", "pairs", "ones", "levels", "float32", "bfloat16")
+OPS = (
+    "signs",
+    "signs or zero",
+    "ternary",
+    "pairs",
+    "pairs or zero",
+    "ones",
+    "levels",
+    "float32",
+    "bfloat16",
+)
 
 
 def count(
@@ -46,8 +56,8 @@ def count(
         kernels.count_signs(shard, TIE if op == "signs" else None, out=out)
     elif op == "ternary":
         kernels.count_ternary(shard, out=out)
-    elif op == "pairs":
-        kernels.count_pairs(shard, out=out)
+    elif op in ("pairs", "pairs or zero"):
+        kernels.count_pairs(shard, TIE if op == "pairs" else None, out=out)
     elif op == "ones":
         kernels.count_ones(shard, out=out)
     elif op == "levels":
@@ -62,7 +72,8 @@ def planes_of(op: str, n_workers: int, level_planes: int) -> tuple[int, int]:
         "signs": (1, 1),
         "signs or zero": (1, 2),
         "ternary": (2, 2),
-        "pairs": (2, 2),
+        "pairs": (2, 1),
+        "pairs or zero": (2, 2),
         "ones": (1, n_workers.bit_length()),
         "levels": (level_planes, 1),
         "float32": (32, 2),

@@ -60,8 +60,8 @@ CAUTIOUS = (
     Mutation(
         "masked: gradients are not asked",
         REFERENCE,
-        "(directions > 0) & (gradients > 0), directions * gradients > 0]",
-        "directions > 0, directions != 0]",
+        "torch.where(directions * gradients > 0, directions, 0)",
+        "directions",
         ("kernels/test_conformance_count.py",),
     ),
     Mutation(
@@ -74,8 +74,8 @@ CAUTIOUS = (
     Mutation(
         "masked: the gradient's plane is taken for one of zeros",
         "aggregation/masked.py",
-        "kernels.count_pairs(votes, out=out)",
-        "kernels.count_ternary(votes, out=out)",
+        "kernels.count_pairs(votes, tie, out=out)",
+        "kernels.count_signs(votes, tie, out=out)",
         ("aggregation/test_rule_contract.py",),
     ),
     Mutation(

@@ -1,13 +1,15 @@
-"""Two bits up, two bits down: a vote on directions, masked by a vote on gradients."""
+"""Two bits up, two bits or one down: a vote on directions, masked by a vote on gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from distlion.aggregation.base import Aggregation
+from distlion.errors import InvalidArgumentError
 from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 
 
@@ -21,20 +23,34 @@ class MaskedVote(Aggregation):
         c_i = beta1 * m_i + (1 - beta1) * g_i, g_i the gradient of worker i
         (the mask of Cautious Optimizers, arXiv:2411.16085, applied to majorities)
 
+    Args:
+        tie: What an element does whose two majorities differ, or where one of them is a tie. "zero"
+            leaves it to weight decay alone: 2 bits down. "random" moves it at random, without bias
+            and equally on all workers: 1 bit down.
+
+    Raises:
+        InvalidArgumentError: ``tie`` is something else.
+
     Notes:
         For many workers with small batches, whose own gradients are too noisy for the mask of
         ``cautious=True``. That mask is another one; both can be used together.
 
         A sign of exactly 0 takes the worker's coin, and its opposite in the vote on gradients. So
-        an element that no worker touches stays where it is. A single worker takes Lion's step.
+        an element that no worker touches is held. A single worker takes Lion's step.
     """
+
+    tie: Literal["zero", "random"] = "zero"
+
+    def __post_init__(self) -> None:
+        if self.tie not in ("zero", "random"):
+            raise InvalidArgumentError(f"MaskedVote(tie={self.tie!r}): expected 'zero' or 'random'")
 
     @property
     def vote_planes(self) -> int:
         return 2
 
     def reply_planes(self, n_votes: int) -> int:
-        return 2
+        return 1 if self.tie == "random" else 2
 
     @property
     def vote_format(self) -> VoteFormat:
@@ -42,7 +58,7 @@ class MaskedVote(Aggregation):
 
     @property
     def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.TERNARY
+        return ReplyFormat.SIGN if self.tie == "random" else ReplyFormat.TERNARY
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
@@ -50,4 +66,5 @@ class MaskedVote(Aggregation):
         return kernels.encode_pairs(segments, coins.zero, out=out)
 
     def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
-        kernels.count_pairs(votes, out=out)
+        tie = coins.tie if self.tie == "random" else None
+        kernels.count_pairs(votes, tie, out=out)

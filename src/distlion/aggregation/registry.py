@@ -48,6 +48,9 @@ RULES: dict[str, NamedRule] = {
     "masked": NamedRule(
         MaskedVote(), "majority of directions, 0 where that of gradients differs, for many workers"
     ),
+    "masked-random": NamedRule(
+        MaskedVote(tie="random"), "the same, at random where that of gradients differs"
+    ),
     "average": NamedRule(Average(), "average of the signs"),
     **{
         f"quantized-{bits}": NamedRule(

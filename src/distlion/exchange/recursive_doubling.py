@@ -271,9 +271,9 @@ def _find_parts(shape: BucketShape, reducer: Reducer) -> PartialReducer:
     parts = reducer.parts
     if parts is None or shape.tally_bytes is None:
         raise InvalidArgumentError(
-            "RecursiveDoubling() counts votes in parts, and those of this rule are floats or pairs, "
-            "or have weights. Expected votes of integers that count alike: use another rule, or "
-            "AllReduce()"
+            "RecursiveDoubling() counts votes in parts, and those of this rule are floats, are "
+            "pairs, or have weights. Expected votes of integers that count alike: use another "
+            "rule, or AllReduce()"
         )
     return parts
 

@@ -56,14 +56,14 @@ class CountingKernels(Protocol):
         """
         ...
 
-    def count_pairs(self, votes: BlockVotes, *, out: Tensor) -> None:
-        """Take the majority of directions where that of gradients has its sign, else 0.
+    def count_pairs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
+        """Take the majority of directions where that of gradients has its sign.
 
         Equation:
             C = sum over workers present of the sign in plane 0, and G of that in plane 1
-            S = sign(C) if C * G > 0, else 0
+            S = sign(C) if C * G > 0; else the tie coin decides, or without a coin, S = 0
 
-        Arguments as ``count_signs``; ``votes`` and ``out`` have 2 planes.
+        Arguments as ``count_signs``; ``votes`` has 2 planes.
         """
         ...
 

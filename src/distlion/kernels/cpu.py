@@ -161,8 +161,13 @@ class CpuKernels:
     def count_ternary(self, votes: BlockVotes, *, out: Tensor) -> None:
         self._core.count_ternary(*_read_votes(votes), out, torch.get_num_threads())
 
-    def count_pairs(self, votes: BlockVotes, *, out: Tensor) -> None:
-        self._core.count_pairs(*_read_votes(votes), out, torch.get_num_threads())
+    def count_pairs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
+        if tie is None:
+            self._core.count_pairs_or_zero(*_read_votes(votes), out, torch.get_num_threads())
+        else:
+            self._core.count_pairs(
+                *_read_votes(votes), tie.key, tie.inverted, out, torch.get_num_threads()
+            )
 
     def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
         self._core.count_ones(*_read_votes(votes), out, torch.get_num_threads())

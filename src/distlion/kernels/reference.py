@@ -242,7 +242,7 @@ def count_ternary(votes: BlockVotes, *, out: Tensor) -> None:
     _count(votes, out, reply_of)
 
 
-def count_pairs(votes: BlockVotes, *, out: Tensor) -> None:
+def count_pairs(votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
     planes = split_planes(votes.packed)
 
     def reply_of(run: Run) -> list[Tensor]:
@@ -250,7 +250,8 @@ def count_pairs(votes: BlockVotes, *, out: Tensor) -> None:
             2 * run.bits(planes, plane).sum(0, dtype=torch.int64) - len(run.voters)
             for plane in range(2)
         )
-        return [(directions > 0) & (gradients > 0), directions * gradients > 0]
+        agreed = torch.where(directions * gradients > 0, directions, 0)
+        return [agreed > 0, agreed != 0] if tie is None else [_sign_or_coin(agreed, tie, run)]
 
     _count(votes, out, reply_of)
 

@@ -171,8 +171,8 @@ void print_counts(const Loops& loops) {
         std::size_t planes, out_planes;
     };
     const Case cases[] = {{Tally::signs, 1, 1}, {Tally::signs_or_zero, 1, 2}, {Tally::ternary, 2, 2},
-                          {Tally::pairs, 2, 2}, {Tally::ones, 1, 7},          {Tally::levels, 4, 1},
-                          {Tally::levels, 8, 1}};
+                          {Tally::pairs, 2, 1}, {Tally::pairs_or_zero, 2, 2}, {Tally::ones, 1, 7},
+                          {Tally::levels, 4, 1}, {Tally::levels, 8, 1}};
     for (const auto& [tally, planes, out_planes] : cases) {
         for (const std::uint32_t n_workers : {1, 2, 3, 5, 16, 33, 100}) {
             Draws draws(n_workers);

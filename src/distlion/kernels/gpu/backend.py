@@ -98,8 +98,9 @@ class TritonKernels(PlainFeedback):
     def count_ternary(self, votes: BlockVotes, *, out: Tensor) -> None:
         _count(votes, out, reply=ReplyFormat.TERNARY, vote=encode.TERNARY.value)
 
-    def count_pairs(self, votes: BlockVotes, *, out: Tensor) -> None:
-        _count(votes, out, reply=ReplyFormat.TERNARY, vote=encode.PAIRS.value)
+    def count_pairs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
+        reply = ReplyFormat.TERNARY if tie is None else ReplyFormat.SIGN
+        _count(votes, out, reply=reply, vote=encode.PAIRS.value, tie=tie)
 
     def count_ones(self, votes: BlockVotes, *, out: Tensor) -> None:
         _count(votes, out, reply=ReplyFormat.COUNT)
