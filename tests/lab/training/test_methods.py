@@ -3,7 +3,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import distlion
-from distlion.aggregation import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
+from distlion.aggregation import (
+    Average,
+    FullPrecision,
+    MajorityVote,
+    MaskedVote,
+    QuantizedVote,
+    TernaryVote,
+)
 from distlion.errors import InvalidArgumentError
 from distlion.lab.training.methods import MEANS, METHOD_NAMES, RULE_NAMES, find_method, find_rule
 from distlion.lab.training.presets import PRESETS, Preset
@@ -57,6 +64,8 @@ def test_one_worker_waits_for_no_message(name):
         ("majority", MajorityVote()),
         ("majority-zero", MajorityVote(tie="zero")),
         ("ternary", TernaryVote()),
+        ("masked", MaskedVote()),
+        ("masked-random", MaskedVote(tie="random")),
         ("average", Average()),
         ("full", FullPrecision()),
         ("quantized-4", QuantizedVote(bits=4)),
@@ -66,6 +75,14 @@ def test_one_worker_waits_for_no_message(name):
 )
 def test_name_says_the_rule(name, rule):
     assert enter(name)[1].optimizer.param_groups[0]["aggregation"] == rule
+
+
+def test_masked_votes_train_at_twice_the_rate_of_plain_ones():
+    plain, *masked = [
+        find_method(name).train_lr
+        for name in ("majority", "majority-cautious", "masked", "masked-random-betas-90-95")
+    ]
+    assert masked == [2 * plain] * 3
 
 
 @pytest.mark.parametrize(

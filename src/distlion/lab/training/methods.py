@@ -15,6 +15,7 @@ from distlion.aggregation import (
     Aggregation,
     Average,
     MajorityVote,
+    MaskedVote,
     QuantizedVote,
     list_rule_names,
 )
@@ -111,11 +112,12 @@ def _vote(
     momentum_sync: MomentumSync | None,
     kind: MethodKind = MethodKind.OURS,
 ) -> Method:
-    masked = ", cautious=True" if vote["cautious"] else ""
+    cautious = ", cautious=True" if vote["cautious"] else ""
+    is_masked = vote["cautious"] or isinstance(vote["aggregation"], MaskedVote)
     return Method(
         name=name,
         description=description,
-        definition=f"{vote['aggregation']!r}, betas={vote['betas']}{masked}, {momentum_sync!r}",
+        definition=f"{vote['aggregation']!r}, betas={vote['betas']}{cautious}, {momentum_sync!r}",
         kind=kind,
         base_lr=LION_LR,
         weight_decay=LION_WEIGHT_DECAY,
@@ -128,8 +130,8 @@ def _vote(
         ),
         start=partial(VotingWorker.build, vote=vote) if momentum_sync is None else None,
         votes=True,
-        # Best of three rates on the embedded text; votes of noisy elements nearly cancel.
-        train_lr=(2 if vote["cautious"] else 1) * LION_LR,
+        # Best of three rates on the embedded text; masked elements move little or not at all.
+        train_lr=(2 if is_masked else 1) * LION_LR,
     )
 
 
