@@ -66,11 +66,10 @@ bool encode_bits(const Segment& segment, std::size_t begin, std::size_t end,
             out[0] = above;
             out[kBlockWords] = ~zero & row.valid;
         } else if constexpr (vote == Vote::pairs) {
-            // The opposite coin for the gradient: where both are 0, the two signs differ.
-            const Coin opposite{encoding.zero.key, !encoding.zero.inverted};
+            const Coin second{mix(encoding.zero.key), encoding.zero.inverted};
             std::uint64_t* out = packed_word(encoding.out, segment, word, 2);
             out[0] = sign_bits(above, zero, segment, word, encoding.zero) & row.valid;
-            out[kBlockWords] = sign_bits(grad_above, grad_zero, segment, word, opposite) & row.valid;
+            out[kBlockWords] = sign_bits(grad_above, grad_zero, segment, word, second) & row.valid;
         }
     });
     return directions.all_finite() && momenta.all_finite();

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+Vote = tuple[F32, F32, I64, I64]  # c, g, and what they vote where they are 0
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -53,12 +54,14 @@ def coin_words(key: int, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return mix_array(np.uint64(key) + (words + np.uint64(1)) * np.uint64(GOLDEN))
 
 
-def signs_by_coin(seed: int, step: int, domain: int, first_word: int, n: int) -> I64:
+def signs_by_coin(
+    seed: int, step: int, domain: int, first_word: int, n: int, *, second: bool = False
+) -> I64:
     """Return +1 or -1 for each coordinate: the coin of step // 2, inverted at odd steps."""
+    key = coin_key(seed, step // 2, domain)
     coordinate = np.arange(n, dtype=np.uint64)
-    words = coin_words(
-        coin_key(seed, step // 2, domain), np.uint64(first_word) + coordinate // np.uint64(64)
-    )
+    places = np.uint64(first_word) + coordinate // np.uint64(64)
+    words = coin_words(mix(key) if second else key, places)
     bits = (words >> (coordinate % np.uint64(64))) & np.uint64(1)
     signs = 2 * bits.astype(np.int64) - 1
     return -signs if step % 2 else signs
@@ -137,10 +140,8 @@ def block_scale(block: F32, norm: str) -> np.float32:
         return np.float32(np.abs(block).max())
     tree = np.zeros(SCALE_BLOCK, dtype=np.float64)
     tree[: block.size] = np.abs(block).astype(np.float64)
-    half = SCALE_BLOCK // 2
-    while half >= 1:
-        tree = tree[:half] + tree[half : 2 * half]
-        half //= 2
+    while tree.size > 1:
+        tree = tree[: tree.size // 2] + tree[tree.size // 2 :]
     return np.float32(tree[0] / block.size)
 
 
@@ -202,9 +203,9 @@ def worker_votes(direction: F32, rule: Rule, zero_signs: I64) -> I64:
     return np.where(direction > 0, 1, np.where(direction < 0, -1, zero_signs))
 
 
-def combine(votes: Sequence[tuple[F32, F32, I64]], rule: Rule, tie_signs: I64) -> I64:
-    """Return S, the integers of the reply: (c, g, signs of zeros) of those present, in order."""
-    directions, _, zero_signs = zip(*votes, strict=True)
+def combine(votes: Sequence[Vote], rule: Rule, tie_signs: I64) -> I64:
+    """Return S, the integers of the reply to the votes of those present, in rank order."""
+    directions, _, zero_signs, _ = zip(*votes, strict=True)
     if rule.kind == "feedback":  # of workers that have not said anything before
         after = [
             feedback_step(direction, rule.bits, zeros)
@@ -217,9 +218,9 @@ def combine(votes: Sequence[tuple[F32, F32, I64]], rule: Rule, tie_signs: I64) -
             sent = round_to_bfloat16(direction) if rule.dtype == "bfloat16" else direction
             mean_like = mean_like + sent
         return np.sign(mean_like).astype(np.int64)
-    total = np.sum([worker_votes(c, rule, zeros) for c, _, zeros in votes], axis=0)
+    total = np.sum([worker_votes(c, rule, zeros) for c, _, zeros, _ in votes], axis=0)
     if rule.kind == "masked":
-        of_grads = np.sum([worker_votes(g, rule, -zeros) for _, g, zeros in votes], axis=0)
+        of_grads = np.sum([worker_votes(g, rule, zeros) for _, g, _, zeros in votes], axis=0)
         total = np.where(np.sign(total) == np.sign(of_grads), total, 0)
     if rule.kind == "average":
         return total
@@ -303,7 +304,7 @@ class OracleCluster:
         beta1, beta2 = group.betas
         exp_avg_dtype = self.exp_avg_dtype or group.dtype
         x, word, n = group.params[position], self.first_words[index], group.params[position].size
-        votes: list[tuple[F32, F32, I64]] = []
+        votes: list[Vote] = []
         momenta, voters = {}, []
         for rank, grad in enumerate(grads):
             if grad is None:
@@ -318,7 +319,8 @@ class OracleCluster:
                 continue
             if group.cautious:
                 c = np.where(np.sign(c) == np.sign(grad), c, np.float32(0))
-            votes.append((c, grad, self._coin(FIRST_ZERO_DOMAIN + rank, word, n)))
+            zeros = [self._coin(FIRST_ZERO_DOMAIN + rank, word, n, second=s) for s in (False, True)]
+            votes.append((c, grad, *zeros))
             momenta[rank] = new_m
             voters.append(rank)
         if not votes:
@@ -326,7 +328,7 @@ class OracleCluster:
         if self.world_size == 1:
             total, divisor = np.sign(votes[0][0]).astype(np.int64), 1
         elif group.rule.kind == "feedback":
-            for rank, (c, _, zeros) in zip(voters, votes, strict=True):
+            for rank, (c, _, zeros, _) in zip(voters, votes, strict=True):
                 said = self.estimates[rank][index]
                 said = said + feedback_step(c - said, group.rule.bits, zeros)
                 self.estimates[rank][index] = said
@@ -346,8 +348,8 @@ class OracleCluster:
         for rank, m in momenta.items():
             self.exp_avgs[rank][index] = m
 
-    def _coin(self, domain: int, first_word: int, n: int) -> I64:
-        return signs_by_coin(self.seed, self.step_number, domain, first_word, n)
+    def _coin(self, domain: int, first_word: int, n: int, *, second: bool = False) -> I64:
+        return signs_by_coin(self.seed, self.step_number, domain, first_word, n, second=second)
 
 
 POOL_ELEMENTS = 1 << 16

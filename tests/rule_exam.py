@@ -251,8 +251,9 @@ def ask_the_oracle(
 ) -> oracle.I64:
     slot = held.bucket.slots[index]
 
-    def draw(domain: int) -> oracle.I64:
-        return oracle.signs_by_coin(SEED, step, domain, slot.first_word, slot.n_elements)
+    def draw(domain: int, *, second: bool = False) -> oracle.I64:
+        place = slot.first_word, slot.n_elements
+        return oracle.signs_by_coin(SEED, step, domain, *place, second=second)
 
     return oracle.combine(
         [
@@ -260,6 +261,7 @@ def ask_the_oracle(
                 held.directions[worker][index],
                 make_grad(worker, index, SIZES[index]),
                 draw(oracle.FIRST_ZERO_DOMAIN + worker),
+                draw(oracle.FIRST_ZERO_DOMAIN + worker, second=True),
             )
             for worker in voters
         ],

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from distlion import Average, FullPrecision, MajorityVote, QuantizedVote, TernaryVote
+from distlion import (
+    Average,
+    FullPrecision,
+    MajorityVote,
+    MaskedVote,
+    QuantizedVote,
+    TernaryVote,
+)
 from distlion.aggregation import Aggregation, parse_rule
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
 
@@ -32,6 +39,7 @@ def test_text_that_is_no_rule_is_refused(text: str) -> None:
     ("make", "error"),
     [
         (lambda: MajorityVote(tie="even"), InvalidArgumentError),  # type: ignore[arg-type]
+        (lambda: MaskedVote(tie="even"), InvalidArgumentError),  # type: ignore[arg-type]
         (lambda: QuantizedVote(bits=0), InvalidArgumentError),
         (lambda: QuantizedVote(bits=9), InvalidArgumentError),
         (lambda: QuantizedVote(bits=2.0), UnsupportedTypeError),  # type: ignore[arg-type]
@@ -57,6 +65,8 @@ def test_average_replies_with_the_bits_of_a_count(workers: int, bits: int) -> No
         (MajorityVote(), 1, 1),
         (MajorityVote(tie="zero"), 1, 2),
         (TernaryVote(), 2, 2),
+        (MaskedVote(), 2, 2),
+        (MaskedVote(tie="random"), 2, 1),
         (Average(), 1, 3),
         (QuantizedVote(bits=5), 5, 1),
         (FullPrecision(), 32, 2),

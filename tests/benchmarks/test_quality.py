@@ -298,6 +298,22 @@ def test_mask_at_the_counter_keeps_elements_whose_majorities_differ(quality: Any
     assert (method.up_bits_per_parameter, method.down_bits_per_parameter) == (2.0, 2.0)
 
 
+def test_coin_moves_what_the_mask_at_the_counter_would_hold(quality: Any) -> None:
+    ends, run = [], run_of(quality, workers=4)  # of whose signs two and two cancel
+    for name in ("masked", "masked-coin"):
+        param = nn.Parameter(torch.zeros(200))
+        method = quality.methods.build_method(f"{name}-betas-90-95", _hold(param), run)
+        drive(method, [param], 1, 4)
+        ends.append(param.detach().clone())
+        down = method.down_bits_per_parameter
+    held, moved = ends[0] == 0, ends[1]
+    assert down == 1.0
+    assert 0 < int(held.sum()) < 200
+    assert torch.equal(moved[~held], ends[0][~held])
+    np.testing.assert_allclose(moved[held].abs().numpy(), 0.01, atol=TOLERANCE)
+    assert moved[held].unique().numel() == 2
+
+
 def test_one_bit_adam_is_adamw_while_it_warms_up(quality: Any) -> None:
     ours, theirs = nn.Parameter(torch.ones(50)), nn.Parameter(torch.ones(50))
     run = run_of(quality, steps=20)

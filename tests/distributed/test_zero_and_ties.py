@@ -27,6 +27,8 @@ RULES_WITHOUT_A_ZERO = [
     distlion.Average(),
     distlion.QuantizedVote(bits=1),
     distlion.QuantizedVote(bits=4),
+    distlion.MaskedVote(),
+    distlion.MaskedVote(tie="random"),
 ]
 UNTOUCHED_STEPS = 6
 

@@ -19,6 +19,7 @@ from distlion.aggregation import (
     Average,
     FullPrecision,
     MajorityVote,
+    MaskedVote,
     QuantizedVote,
     TernaryVote,
 )
@@ -37,6 +38,8 @@ RULES: list[Aggregation] = [
     MajorityVote(),
     MajorityVote(tie="zero"),
     TernaryVote(),
+    MaskedVote(),
+    MaskedVote(tie="random"),
     Average(),
     QuantizedVote(bits=4, norm="l1"),
     QuantizedVote(bits=3, norm="linf"),

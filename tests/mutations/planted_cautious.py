@@ -53,8 +53,8 @@ CAUTIOUS = (
     Mutation(
         "masked: a gradient of 0 takes the coin of its direction",
         REFERENCE,
-        "    opposite = replace(zero, inverted=not zero.inverted)\n",
-        "    opposite = zero\n",
+        "_sign_words(g, segment.slot, zero.second)",
+        "_sign_words(g, segment.slot, zero)",
         ("kernels/test_conformance_encode.py",),
     ),
     Mutation(
@@ -87,9 +87,9 @@ CAUTIOUS = (
     ),
     Mutation(
         "GPU: a gradient of 0 takes the coin of its direction",
-        "kernels/gpu/encode.py",
-        "        coins = ~coins\n",
-        "        coins = coins\n",
+        "kernels/gpu/bits.py",
+        "        key = mix(key)\n",
+        "        key = key\n",
         ("kernels/test_interpreted.py",),
         interprets=True,
     ),

@@ -35,8 +35,9 @@ class MaskedVote(Aggregation):
         For many workers with small batches, whose own gradients are too noisy for the mask of
         ``cautious=True``. That mask is another one; both can be used together.
 
-        A sign of exactly 0 takes the worker's coin, and its opposite in the vote on gradients. So
-        an element that no worker touches is held. A single worker takes Lion's step.
+        A sign of exactly 0 takes a coin of the worker, one for directions and another for
+        gradients. Both are inverted at odd steps, so an element that no worker touches is back in
+        place after every second step. A single worker takes Lion's step.
     """
 
     tie: Literal["zero", "random"] = "zero"

@@ -49,7 +49,7 @@ RULES: dict[str, NamedRule] = {
         MaskedVote(), "majority of directions, 0 where that of gradients differs, for many workers"
     ),
     "masked-random": NamedRule(
-        MaskedVote(tie="random"), "the same, at random where that of gradients differs"
+        MaskedVote(tie="random"), "majority of directions, random where that of gradients differs"
     ),
     "average": NamedRule(Average(), "average of the signs"),
     **{

@@ -214,13 +214,13 @@ class Exchange(ABC):
         """Check that votes by a rule can travel by this pattern.
 
         Raises:
-            InvalidArgumentError: They are not integers, and it counts in parts.
+            InvalidArgumentError: A vote is not one integer, and it counts in parts.
         """
         if not self.carries(shape):
             raise InvalidArgumentError(
-                f"exchange={self!r} counts votes in parts, and those of {rule!r} are floats or "
-                "have scales, whose sums depend on their order. Expected a rule whose votes are "
-                "integers, such as MajorityVote(); or pass exchange=AllReduce()"
+                f"exchange={self!r} counts votes in parts, and those of {rule!r} are floats, have "
+                "scales, or are pairs. Expected a rule whose votes are one integer an element, "
+                "such as MajorityVote(); or pass exchange=AllReduce()"
             )
 
     def list_peers(self, n_workers: int, rank: int) -> list[int]:

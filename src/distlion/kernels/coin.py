@@ -54,6 +54,11 @@ class Coin:
     key: int
     inverted: bool = False
 
+    @property
+    def second(self) -> Coin:
+        """A coin that is independent of this one, and inverted if this one is."""
+        return Coin(mix(self.key), self.inverted)
+
     def word(self, w: int) -> int:
         """Draw word ``w``, unsigned: the plain form of the kernel op ``coin``."""
         bits = mix(self.key + (w + 1) * GOLDEN)

@@ -176,7 +176,7 @@ class Kernels(CountingKernels, Protocol):
 
         Equation:
             bit of c  1 if c > 0, 0 if c < 0; c = 0 takes the zero coin of its element
-            bit of g  likewise; g = 0 takes the opposite of that coin, so c = g = 0 gives two signs
+            bit of g  likewise; g = 0 takes another coin, whose key is mix(key of the zero coin)
 
         Args:
             segments: Segments of one bucket, in order.

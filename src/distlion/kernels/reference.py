@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -139,12 +138,10 @@ def encode_ternary(segments: Sequence[Segment], *, out: Tensor) -> Tensor:
 
 
 def encode_pairs(segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
-    opposite = replace(zero, inverted=not zero.inverted)
-
     def planes_of(c: Tensor, segment: Segment) -> list[Tensor]:
         assert segment.grad is not None
         g = _widened_grad(segment.grad, segment.coefficients)
-        return [_sign_words(c, segment.slot, zero), _sign_words(g, segment.slot, opposite)]
+        return [_sign_words(c, segment.slot, zero), _sign_words(g, segment.slot, zero.second)]
 
     return _encode(segments, out, planes_of)
 

@@ -39,7 +39,7 @@ class VoteFormat(Enum):
 
     @property
     def has_partial_sums(self) -> bool:
-        """True if a vote is one integer, as the sums of these do not depend on the order."""
+        """True if a vote is one integer: a sum of them has no order, and is one number."""
         return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)
 
 

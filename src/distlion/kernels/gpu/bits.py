@@ -147,22 +147,24 @@ def mix(z):
 
 
 @triton.jit
-def draw(table, word):
-    """Draw words (int64 numbers) of the header's coin: uint64."""
+def draw(table, word, SECOND: tl.constexpr = False):
+    """Draw words (int64 numbers) of the header's coin, or of its second one: uint64."""
     key = tl.load(table + KEY).to(tl.uint64, bitcast=True)
+    if SECOND:
+        key = mix(key)
     inverted = tl.load(table + INVERTED).to(tl.uint64, bitcast=True)
     return mix(key + (word + 1).to(tl.uint64) * 0x9E3779B97F4A7C15) ^ inverted
 
 
 @triton.jit
-def draw_half_words(table, first_word, first_bit):
+def draw_half_words(table, first_word, first_bit, SECOND: tl.constexpr = False):
     """Draw a bit for each element of a tile that begins at that bit of the coin: (ROWS,) int32."""
     row = tl.arange(0, ROWS)
     word = first_word + row // 2
-    bits = draw(table, word)
+    bits = draw(table, word, SECOND)
     if first_bit != 0:
         above = (64 - first_bit).to(tl.uint64)
-        bits = (bits >> first_bit.to(tl.uint64)) | (draw(table, word + 1) << above)
+        bits = (bits >> first_bit.to(tl.uint64)) | (draw(table, word + 1, SECOND) << above)
     half = bits >> ((row % 2) * 32).to(tl.uint64)
     return half.to(tl.uint32).to(tl.int32, bitcast=True)
 

@@ -68,19 +68,17 @@ def write_bits(halves, bits, left, MASKED: tl.constexpr):
 
 @triton.jit
 def write_coins(
-    table, row, halves, c, inner, first, left, OPPOSITE: tl.constexpr, MASKED: tl.constexpr
+    table, row, halves, c, inner, first, left, SECOND: tl.constexpr, MASKED: tl.constexpr
 ):
     """Write the sign plane of a tile with zeros: 1 where c > 0, the zero coin where c = 0.
 
-    With OPPOSITE, the inverse of that coin.
+    With SECOND, ``Coin.second`` of that coin.
     """
     zeros = c == 0
     if MASKED:
         zeros = zeros & (inner < left)
     word = tl.load(row + FIRST_WORD) + first // 64
-    coins = draw_half_words(table, word, tl.load(row + FIRST_BIT))
-    if OPPOSITE:
-        coins = ~coins
+    coins = draw_half_words(table, word, tl.load(row + FIRST_BIT), SECOND)
     words = pack(c > 0) | (pack(zeros) & coins)
     store_half_words(halves, words, left, MASKED)
 

@@ -130,7 +130,7 @@ def _vote(
         ),
         start=partial(VotingWorker.build, vote=vote) if momentum_sync is None else None,
         votes=True,
-        # Best of three rates on the embedded text; masked elements move little or not at all.
+        # Best of three rates on the embedded text, of majority votes and of MaskedVote().
         train_lr=(2 if is_masked else 1) * LION_LR,
     )
 
