@@ -24,6 +24,8 @@ QUICK = ("encode signs, float32, momentum float32", "commit signs, bfloat16, mom
 MOST_INSTRUCTIONS = 26
 # Of 32 elements that a thread works on: a fourth program on each multiprocessor is worth more.
 MOST_SPILLED_BYTES = 216
+# Two sign planes with coins. Not yet timed on a device.
+MOST_SPILLED_BYTES_OF_PAIRS = 328
 # Parameters and momenta that are both rounded by integers: see docs/reference/gpu.md.
 ROUNDED_TWICE = {"bfloat16, momentum bfloat16": 33}
 
@@ -71,7 +73,9 @@ def test_code_is_exact_and_wide_and_as_recorded(
     record = program.measure(variant, capability)
     assert record.inexact == ()
     assert record.registers <= launch.MOST_REGISTERS
-    assert record.spilled_bytes <= MOST_SPILLED_BYTES
+    has_pairs = variant.name.startswith("encode pairs")
+    most_spilled = MOST_SPILLED_BYTES_OF_PAIRS if has_pairs else MOST_SPILLED_BYTES
+    assert record.spilled_bytes <= most_spilled
     assert json.loads(json.dumps(vars(record))) == records[variant.name, capability]
     kind, moves = (variant.constants.get(name) for name in ("KIND", "M_KIND"))
     if moves is None:
