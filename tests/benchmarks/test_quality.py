@@ -263,6 +263,15 @@ def test_report_names_what_leads(quality: Any, tmp_path: Path) -> None:
     assert (tmp_path / "quality.png").stat().st_size > 0
 
 
+def test_report_says_what_one_bit_in_the_reply_costs(quality: Any, tmp_path: Path) -> None:
+    archive = Archive(quality, best_at(("masked-coin", 0.25)))
+    archive.complete([quality.design.REPLIES])
+    path = quality.pages.write_report(SimpleNamespace(read=archive.find), tmp_path)
+    text = path.read_text()
+    assert "Text, 32 workers, 5 seeds: with a coin" in text
+    assert "two bits down: +0.250 nats, +0.250 to +0.250." in text
+
+
 # Methods
 
 
