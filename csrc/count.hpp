@@ -193,15 +193,12 @@ inline void reply_with(const BitSlicedSum (&sums)[n_sums], int n_planes, const B
         }
         return;
     }
-    auto [above, differs] = find_signs(sums[0], n_planes, ballots[0]);
-    bool may_be_zero = ballots[0].balance % 2 == 0;
+    BitSlicedSum::Comparison signs = find_signs(sums[0], n_planes, ballots[0]);
     if constexpr (n_sums == 2) {
-        const auto [both_above, agree] =
-            keep_agreed({above, differs}, find_signs(sums[1], n_planes, ballots[1]));
-        above = both_above;
-        differs = agree;
-        may_be_zero = true;
+        signs = keep_agreed(signs, find_signs(sums[1], n_planes, ballots[1]));
     }
+    const auto [above, differs] = signs;
+    const bool may_be_zero = n_sums == 2 || ballots[0].balance % 2 == 0;
     if (counting.out_planes == 2) {
         put(out, above, valid);
         put(out + kBlockWords, differs, valid);
