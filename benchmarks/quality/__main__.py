@@ -26,7 +26,7 @@ from archive import Records, remember, require_evidence
 from controls import list_open_controls
 from design import PARTS, REPLIES, list_open_runs
 from flat_methods import has_flat_form
-from lanes import run_on_device
+from lanes import MOST_LANES, run_on_device
 from pages import CONTROLS, write_report
 from runs import RunConfig
 from settings import BASES
@@ -54,6 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     every = (*PARTS, REPLIES)
     run.add_argument("--parts", nargs="+", choices=[part.name for part in every], default=names)
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    run.add_argument("--lanes", type=int, default=MOST_LANES, help="runs at a time on a device")
     args = parser.parse_args(words)
     records = Records(args.records)
     if args.command == "open":
@@ -78,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return [run for run in runs if has_flat_form(run)] if on_device else runs
 
     if on_device:
-        run_on_device(list_open, records, data, args.seconds)
+        run_on_device(list_open, records, data, args.seconds, args.lanes)
     else:
         run_until_done(list_open, records, partial(make, data))
     return 0

@@ -277,7 +277,9 @@ class Lane:
                 self._scores.append((self._done, *self.run.predict_validation()))
 
 
-def run_on_device(list_open: ListOpen, records: Records, data: Data, until_s: float) -> None:
+def run_on_device(
+    list_open: ListOpen, records: Records, data: Data, until_s: float, most: int = MOST_LANES
+) -> None:
     """Do runs until none is left, or for so many seconds; report on stderr.
 
     Args:
@@ -285,6 +287,7 @@ def run_on_device(list_open: ListOpen, records: Records, data: Data, until_s: fl
         records: What runs leave.
         data: On the device.
         until_s: After so long no run is begun, and what is not done is left.
+        most: So many lanes at once.
     """
     device = torch.device("cuda")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -293,7 +296,7 @@ def run_on_device(list_open: ListOpen, records: Records, data: Data, until_s: fl
     agenda, started_s = _Agenda(list_open), time.monotonic()
     while time.monotonic() - started_s < until_s:
         busy = [lane for each in lanes.values() for lane in each if lane.config is not None]
-        if len(busy) < MOST_LANES and (config := agenda.take()) is not None:
+        if len(busy) < most and (config := agenda.take()) is not None:
             with ExitStack() as claim:
                 is_ours = claim.enter_context(records.claim(config.name))
                 if is_ours and records.read(config.name) is None:

@@ -213,7 +213,6 @@ def recorded(quality: Any, data: TinyData, monkeypatch: pytest.MonkeyPatch) -> l
         return quality.lanes.Lane(run, None, _Graph(run))
 
     monkeypatch.setattr(quality.lanes.Lane, "record", record)
-    monkeypatch.setattr(quality.lanes, "MOST_LANES", 2)
     monkeypatch.setattr(quality.lanes, "_CHUNK", 2)
     monkeypatch.setattr(quality.lanes, "_AHEAD", 2)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
@@ -237,7 +236,7 @@ def test_lanes_leave_the_records_of_their_runs(
         opened = [run for run in runs if records.read(run.name) is None]
         return opened or [run for run in [late] if records.read(run.name) is None]
 
-    quality.lanes.run_on_device(list_open, records, data, 600.0)
+    quality.lanes.run_on_device(list_open, records, data, 600.0, most=2)
     for run in [*runs, late]:
         found = records.read(run.name)
         assert found is not None
