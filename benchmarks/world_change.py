@@ -52,8 +52,10 @@ class Study:
     def build(self, workers: int) -> tuple[nn.Module, distlion.VirtualCluster]:
         torch.manual_seed(self.seed)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-        settings: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1, "workers": workers}
-        return model, distlion.VirtualCluster(model.parameters(), **settings)
+        cluster = distlion.VirtualCluster(
+            model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, workers=workers
+        )
+        return model, cluster
 
     def go_on(self, model: nn.Module, cluster: distlion.VirtualCluster, steps: int) -> None:
         images, labels = self.train

@@ -65,7 +65,7 @@ else:
         model,
         arguments,
         **sets,
-        optimizer_cls_and_kwargs=(DistributedLion, {"betas": (0.9, 0.95), "cautious": True}),
+        optimizer_cls_and_kwargs=(DistributedLion, {"cautious": True}),
     )  # 3
 
 trainer.train(resume_from_checkpoint=args.resume)

@@ -59,7 +59,6 @@ else:
     optimizer = DistributedLion(
         model.named_parameters(),
         lr=7.5e-4,
-        betas=(0.9, 0.95),
         weight_decay=0.04,
         cautious=True,
         process_group=mesh.get_group(0),

@@ -245,7 +245,7 @@ class Group:
     params: list[F32]
     rule: Rule
     lr: float
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     dtype: str = "float32"
     cautious: bool = False

@@ -27,7 +27,7 @@ class GroupSpec:
     rule: Aggregation
     sizes: tuple[int, ...]
     lr: float = 1e-2
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     dtype: str = "float32"
     cautious: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,7 @@ METHODS: dict[str, Aggregation | None] = {
 SCALE = -100.0
 BATCH_SIZE = 8
 WEIGHT_DECAY = 0.1
+BETAS = (0.9, 0.99)
 WARM_UP_STEPS = 10
 CLASSES = 10
 VIT = {
@@ -154,7 +156,7 @@ def corrupt_(grads: Grads, run: Run, step: int) -> None:
 
 def make_method(run: Run, model: nn.Module) -> tuple[VirtualCluster | VirtualBaseline, LambdaLR]:
     rule = METHODS[run.method]
-    hyper = {"lr": run.lr, "weight_decay": WEIGHT_DECAY}
+    hyper: dict[str, Any] = {"lr": run.lr, "betas": BETAS, "weight_decay": WEIGHT_DECAY}
     factor = partial(lr_factor, steps=run.steps)
     if rule is None:
         lion = Lion(model.parameters(), **hyper)

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from answers import Claim
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from settings import MARGINS, SETTINGS
+from settings import CAUTIOUS, MARGINS, MASKED, PAPER, SETTINGS, SHORT
 
 _DPI = 110
 _UNITS = {"text": "nats a byte", "images": "points of test error"}
+_LINEAR_BELOW = 0.02
+"""In nats; above it the scale of text is logarithmic."""
+_SHOWN: Mapping[str, str] = {
+    PAPER: "one bit, betas (0.9, 0.99)",
+    SHORT: "one bit, betas (0.9, 0.95)",
+    CAUTIOUS: "one bit, betas (0.9, 0.95), cautious",
+    MASKED: "MaskedVote(), betas (0.9, 0.95)",
+    "library-feedback-2-betas-90-95": "FeedbackVote(bits=2), betas (0.9, 0.95)",
+    "global-lion-betas-90-95": "Lion on the mean gradient, betas (0.9, 0.95)",
+}
+"""Methods, with their decay or, where there is no such run, with the one that was tuned."""
 
 
 def draw_distances(claims: Sequence[Claim]) -> bytes | None:
@@ -21,15 +32,19 @@ def draw_distances(claims: Sequence[Claim]) -> bytes | None:
         each
         for each in claims
         if each.is_even
+        and _without_decay(each) in _SHOWN
         and each.difference.reference.cell.method.startswith("global-adamw")
         and math.isfinite(each.difference.high)
     ]
     tasks = [task for task in MARGINS if any(each.cell.setting.task == task for each in shown)]
     if not tasks:
         return None
-    figure = Figure(figsize=(6.5 * len(tasks), 4.5), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(6.5 * len(tasks), 5.5), dpi=_DPI, layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
         _draw_task(axes, task, [each for each in shown if each.cell.setting.task == task])
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
+    )
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
@@ -37,27 +52,42 @@ def draw_distances(claims: Sequence[Claim]) -> bytes | None:
 
 def _draw_task(axes: Axes, task: str, claims: Sequence[Claim]) -> None:
     columns = sorted({_place(each) for each in claims})
-    methods = list(dict.fromkeys(each.cell.method for each in claims))
-    for number, method in enumerate(methods):
-        own = [each for each in claims if each.cell.method == method]
-        shift = 0.7 * ((number + 0.5) / len(methods) - 0.5)
+    axes.axhspan(-MARGINS[task], MARGINS[task], color="0.85", label="margin")
+    for number, (method, label) in enumerate(_SHOWN.items()):
+        own = {
+            _place(each): each.difference
+            for each in sorted(claims, key=lambda each: each.cell.method, reverse=True)
+            if _without_decay(each) == method
+        }
+        shift = 0.7 * ((number + 0.5) / len(_SHOWN) - 0.5)
         axes.errorbar(
-            [columns.index(_place(each)) + shift for each in own],
-            [each.difference.mean for each in own],
-            [each.difference.mean - each.difference.low for each in own],
+            [columns.index(place) + shift for place in own],
+            [difference.mean for difference in own.values()],
+            [difference.mean - difference.low for difference in own.values()],
             fmt="o",
             markersize=4,
-            label=method,
+            label=label,
         )
-    axes.axhspan(-MARGINS[task], MARGINS[task], color="0.85", label="margin")
+    for place in range(1, len(columns)):
+        axes.axvline(place - 0.5, color="0.9", linewidth=1)
+    if task == "text":
+        axes.set_yscale("symlog", linthresh=_LINEAR_BELOW)
+        axes.set_yticks([-0.02, -0.01, 0, 0.01, 0.02, 0.1, 1], minor=False)
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(columns)), [label for *_, label in columns], fontsize=8)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylabel(f"distance to AdamW, {_UNITS[task]}")
-    axes.legend(fontsize=7)
     axes.grid(visible=True, axis="y", alpha=0.3)
+
+
+def _without_decay(claim: Claim) -> str:
+    return claim.cell.method.partition("-decay-")[0]
 
 
 def _place(claim: Claim) -> tuple[int, int, str]:
     """Return where a claim stands from left to right, and what is written below."""
     workers = claim.cell.workers or 4
-    label = claim.setting + ("" if workers == 4 else f"\nN = {workers}")
-    return list(SETTINGS).index(claim.setting), workers, label
+    name, _, length = claim.setting.rpartition("-")
+    unit = "" if length.endswith("k") else " epochs"
+    label = f"{name.removeprefix('text-')}\n{length}{unit}"
+    return list(SETTINGS).index(claim.setting), workers, f"{label}\nN = {workers}"

@@ -50,6 +50,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 ELEMENTS = 256
 WEIGHT_DECAY = 2.0
 LR = 5e-3
+BETAS = (0.9, 0.99)
 NOISE = 1.0
 SEEDS = 3
 # Of a curve, so many points are kept.
@@ -86,6 +87,7 @@ def run(
     cluster = VirtualCluster(
         [param],
         lr=lr,
+        betas=BETAS,
         weight_decay=1.0 / problem.bound,
         workers=scenario.workers,
         aggregation=rule,

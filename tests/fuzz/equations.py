@@ -47,7 +47,7 @@ class Equations(Player):
         taken = {key: options[key] for key in ("lr", "weight_decay") if key in options}
         optimizer = torch.optim.SGD(groups, **taken)
         for group in optimizer.param_groups:
-            group.update(betas=options.get("betas", (0.9, 0.99)), step=0)
+            group.update(betas=options.get("betas", (0.9, 0.95)), step=0)
         return optimizer
 
     def _place(self, group: dict[str, Any]) -> None:

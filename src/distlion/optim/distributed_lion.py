@@ -61,7 +61,7 @@ class DistributedLion(VotingBase):
             float32, bfloat16 or float16. Groups may have lr, betas, weight_decay, cautious and
             aggregation of their own. The first rank's overwrite all. Frozen ones: as for ``Lion``.
         lr: Learning rate, 0 or more.
-        betas: (beta1, beta2), each in [0, 1). In runs of a few thousand steps try (0.9, 0.95).
+        betas: (beta1, beta2), each in [0, 1); the papers' are (0.9, 0.99), see ``paper_settings``.
         weight_decay: Decoupled weight decay, 0 or more.
         cautious: Set the direction to 0 where the gradient has another sign (arXiv:2411.16085).
         aggregation: ``MajorityVote()``, ``TernaryVote()``, ``MaskedVote()``, ``Average()``,
@@ -118,7 +118,7 @@ class DistributedLion(VotingBase):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
+        betas: tuple[float, float] = (0.9, 0.95),
         *,
         weight_decay: float = 0.0,
         cautious: bool = False,

@@ -27,8 +27,8 @@ class Lion(LionBase):
             float32, bfloat16 or float16. Frozen ones are skipped. One that is frozen later moves
             while it has a gradient, as under torch's optimizers: clear it when you freeze.
         lr: Learning rate, 0 or more; usually 3 to 10 times below AdamW's.
-        betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD.
-            In runs of a few thousand steps try (0.9, 0.95), with ``lr`` tuned anew.
+        betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD. Lion's
+            paper has (0.9, 0.99), which is worse in short runs and takes a lower ``lr``.
         weight_decay: Decoupled weight decay, 0 or more; usually 3 to 10 times above AdamW's.
         cautious: Leave an element where it is if its direction and its gradient have different
             signs (Cautious Optimizers, arXiv:2411.16085); weight decay still applies.
@@ -51,7 +51,7 @@ class Lion(LionBase):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
+        betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         *,
         cautious: bool = False,

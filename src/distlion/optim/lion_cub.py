@@ -28,7 +28,7 @@ def lion_cub(
     Args:
         params: As for ``DistributedLion``.
         lr: As for ``DistributedLion``.
-        betas: As for ``DistributedLion``.
+        betas: As for ``DistributedLion``, but by default the paper's.
         bits: Bits of a vote, 1 to 8.
         momentum_sync: Settings for averages of momenta; None for no averages.
         arguments: All other arguments of ``DistributedLion`` except ``aggregation``.

@@ -93,7 +93,7 @@ class VirtualCluster(VotingBase):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
+        betas: tuple[float, float] = (0.9, 0.95),
         *,
         workers: int,
         weights: Sequence[int] | None = None,

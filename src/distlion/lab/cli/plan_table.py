@@ -69,7 +69,6 @@ _RECIPE = (
     "model.named_parameters()",
     "lr=adamw_lr / 4",
     "weight_decay=4 * adamw_weight_decay",
-    "betas=(0.9, 0.95)",
     "cautious=True",
 )
 """The page "The recipe" has the reasons."""

@@ -21,6 +21,7 @@ from distlion.optim import DistributedLion, MomentumSync
 from distlion.virtual import VirtualCluster
 
 LION_BETAS = (0.9, 0.99)
+"""The papers' betas: of a method whose name has none."""
 AUTO = "auto"
 """Name that lets the optimizer choose the pattern."""
 
