@@ -23,7 +23,7 @@ def follow(make: Callable[[Optimizer], Any], rank: int, **options: Any) -> None:
     """Compare what a scheduler writes with what it writes for AdamW, and what a step does by it."""
     ours, theirs = make_model(), make_model()
     lion = make_lion(ours, weight_decay=0.0, **options)
-    adam = AdamW(theirs.parameters(), lr=options.get("lr", LR), betas=(0.9, 0.99))
+    adam = AdamW(theirs.parameters(), lr=options.get("lr", LR), betas=(0.9, 0.95))
     for step in range(4):
         lr = float(lion.param_groups[0]["lr"])
         assert lr == float(adam.param_groups[0]["lr"])

@@ -30,8 +30,8 @@ from contest import (
     read_local,
 )
 from contestants import HALF, LOW_RANK, MEAN, SIGNS, SPARSE, VOTE
+from crossing import Curve, cross
 from lab_host import COMPUTE
-from outcome import Curve, cross
 from schedule import WARM_UP_SHARE
 
 SHARES = (0.5, 0.8, 1.0)

@@ -13,9 +13,10 @@ from typing import Any
 
 import target_path  # noqa: F401
 from archive import Records
+from crossing import Curve, cross
 from design import DDP, EXCHANGE, MAJORITY, TIMED_AS, list_cells, read_local
 from evidence import Ending
-from outcome import Curve, Row, cross, read_row
+from outcome import Row, read_row
 from plan import SHORT
 from settings import FLOOR, Target
 

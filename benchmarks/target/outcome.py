@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import study_path  # noqa: F401
 from archive import Records
 from cells import SEEDS, Choice, choose_rate
+from crossing import Curve, cross, find_column
 from drawing import draw_curves
 from settings import (
     FLOOR,
@@ -27,8 +27,6 @@ from settings import (
     set_targets,
 )
 
-Curve = Sequence[Sequence[float]]
-"""Rows of steps, test loss and test accuracy."""
 LINK_TITLES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
 REFERENCE = "global-adamw"
 
@@ -80,27 +78,6 @@ class Row:
         """Return the outcome of each seed after the last step."""
         column = find_column(self.cell.setting.task)
         return [curve[-1][column] for curve in self.curves.values()]
-
-
-def find_column(task: str) -> int:
-    """Return where in a row of a curve the outcome of a task is."""
-    return 2 if task == "images" else 1
-
-
-def cross(curve: Curve, task: str, value: float) -> float | None:
-    """Return the step of the first crossing, on straight lines between scores; None without one.
-
-    A curve that is there at its first score counts as there at that step, no earlier.
-    """
-    sign = 1.0 if task == "images" else -1.0
-    column = find_column(task)
-    points = [(row[0], sign * (row[column] - value)) for row in curve]
-    if points[0][1] >= 0:
-        return float(points[0][0])
-    for (begin, below), (end, above) in pairwise(points):
-        if above >= 0:
-            return begin + (end - begin) * -below / (above - below)
-    return None
 
 
 def read_rows(task: str, records: Records) -> list[Row]:

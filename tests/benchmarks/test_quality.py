@@ -24,7 +24,7 @@ MODULES = (
     "study_path",
     *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
     *("runs", "archive", "work", "cells", "plan", "evidence", "images", "text", "sources"),
-    *("settings", "design", "differences", "answers", "pictures", "pages"),
+    *("settings", "design", "differences", "answers", "pictures", "pages", "reaching"),
 )
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "quality-protocol.md"
 # Float32 sums in another order.
@@ -61,7 +61,7 @@ class Archive:
         test = {"units": self._quality.scoring.pack_units(found)}
         self.found[run.name] = {
             "diverged": {"step": 1} if math.isinf(loss) else None,
-            "validation": [[run.steps, loss, 0.5]],
+            "validation": [[run.steps // 2, loss + 1.0, 0.4], [run.steps, loss, 0.9]],
             "test": test,
             "name": run.name,
         }
@@ -270,6 +270,20 @@ def test_report_says_what_one_bit_in_the_reply_costs(quality: Any, tmp_path: Pat
     text = path.read_text()
     assert "Text, 32 workers, 5 seeds: with a coin" in text
     assert "two bits down: +0.250 nats, +0.250 to +0.250." in text
+
+
+def test_steps_to_a_close_target_lie_on_the_line_between_scores(quality: Any) -> None:
+    archive = Archive(quality, best_at(("cautious", 0.5)))
+    names = ("text-base", "images-base", "text-longer", "images-longer", "images-longest")
+    archive.complete([part(quality, name) for name in names])
+    reached = list(quality.reaching.list_reached(archive.find))
+    found = {(each.setting, each.method): each.describe() for each in reached}
+    adamw = next(words for (_, method), words in found.items() if method.startswith("global-adamw"))
+    assert adamw == "3,960 (3,960 to 3,960)"  # the loss falls by 1 from step 2,000 on
+    cautious = quality.settings.CAUTIOUS
+    assert found["text-small-4k", cautious] == "not reached (0 of 5 seeds)"
+    assert found["images-30", cautious] == "10,020 (10,020 to 10,020)"
+    assert {setting for setting, _ in found} == {"text-small-4k", "images-30"}
 
 
 # Methods

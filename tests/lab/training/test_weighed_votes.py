@@ -15,7 +15,7 @@ from distlion.exchange import AllReduce
 from distlion.lab.training import weighed_votes
 from distlion.lab.training.methods import find_method
 from distlion.lab.training.weighed_votes import WeighedVotes, Weighing
-from distlion.lab.training.workers import MethodRun
+from distlion.lab.training.workers import LION_BETAS, MethodRun
 
 SHAPES = ((70,), (5, 3))
 LR, DECAY = 0.01, 0.1
@@ -94,7 +94,12 @@ def test_equal_weights_are_a_majority_vote_bitwise(
     team = Team(weighing, workers, leaning=0.5, whole=True)
     plain = [nn.Parameter(param.detach().clone()) for param in team.params]
     cluster = distlion.VirtualCluster(
-        list(zip("ab", plain, strict=True)), workers=workers, lr=LR, weight_decay=DECAY, seed=3
+        list(zip("ab", plain, strict=True)),
+        LR,
+        LION_BETAS,
+        workers=workers,
+        weight_decay=DECAY,
+        seed=3,
     )
     for step in range(6):
         rate = LR / (1 + step)
