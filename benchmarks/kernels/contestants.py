@@ -48,10 +48,12 @@ def build_bucket(sizes: list[int], n_shards: int) -> Bucket:
     return fill_buckets(slots, kinds, n_shards=n_shards, bucket_elements=1 << 40)[0]
 
 
-def build_segments(tensors: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Bucket, list[Segment]]:
+def build_segments(
+    tensors: list[tuple[Tensor, Tensor, Tensor]], *, cautious: bool = False
+) -> tuple[Bucket, list[Segment]]:
     """Make a bucket of (parameter, gradient, momentum)."""
     bucket = build_bucket([len(param) for param, _, _ in tensors], n_shards=1)
-    hyper = Coefficients(BETA1, BETA2, LR, WEIGHT_DECAY)
+    hyper = Coefficients(BETA1, BETA2, LR, WEIGHT_DECAY, cautious=cautious)
     return bucket, [Segment(s, *t, hyper) for s, t in zip(bucket.slots, tensors, strict=True)]
 
 
@@ -154,6 +156,23 @@ def build_levels(data: Data) -> Contestants:
     }
 
 
+def build_masks(data: Data) -> Contestants:
+    """Build encoders with a mask beside those without, and counts of pairs beside ternary ones."""
+    kernels, two_planes = data.kernels, make_output(data.bucket, 2)
+    _, cautious = build_segments(data.tensors, cautious=True)
+    calls: Contestants = {
+        "encode_signs": data.encode_signs,
+        "encode_signs cautious": lambda: kernels.encode_signs(cautious, COIN, out=data.signs),
+        "encode_ternary": lambda: kernels.encode_ternary(data.segments, out=two_planes),
+        "encode_ternary cautious": lambda: kernels.encode_ternary(cautious, out=two_planes),
+        "encode_pairs": lambda: kernels.encode_pairs(data.segments, COIN, out=two_planes),
+    }
+    for n in WORKERS:
+        for op in ("count_ternary", "count_pairs"):
+            calls[f"{op} N={n}"] = count_call(data, op, n, bits=2)
+    return calls
+
+
 def count_call(
     data: Data, op: str, n_workers: int, *, bits: int = 1, whole: bool = False
 ) -> Callable[[], object]:
@@ -163,10 +182,16 @@ def count_call(
     shape = (n_workers, bucket.shard_blocks, bits, BLOCK_WORDS)
     votes = data.random_words[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape)
     present = torch.ones((n_workers, len(sizes)), dtype=torch.bool)
-    tie = () if op == "count_ones" else (COIN,)
-    reply_planes = n_workers.bit_length() if op == "count_ones" else 1
+    tie = () if op in ("count_ones", "count_ternary") else (COIN,)
+    reply_planes = _count_reply_planes(op, n_workers)
     out = torch.empty((bucket.shard_blocks, reply_planes, BLOCK_WORDS), dtype=torch.int64)
     return partial(getattr(data.kernels, op), BlockVotes(votes, present, bucket, 0), *tie, out=out)
+
+
+def _count_reply_planes(op: str, n_workers: int) -> int:
+    if op == "count_ones":
+        return n_workers.bit_length()
+    return 2 if op == "count_ternary" else 1
 
 
 def build_counts(data: Data) -> Contestants:

@@ -17,6 +17,7 @@ from contestants import (
     build_counting,
     build_counts,
     build_levels,
+    build_masks,
     build_packing,
     build_small,
     build_steps,
@@ -104,6 +105,21 @@ LEVEL_ROWS = tuple(
     Row(f"encode_levels, l1, p = {p} / encode_signs", (f"encode_levels p={p}",), STEP[:1], 2.0)
     for p in BITS
 )
+MASK_ROWS = (
+    *(
+        Row(f"{op}, cautious / {op}", (f"{op} cautious",), (op,), 1.02)
+        for op in ("encode_signs", "encode_ternary")
+    ),
+    Row("encode_pairs / encode_ternary", ("encode_pairs",), ("encode_ternary",), 1.02),
+    *(
+        Row(
+            f"count_pairs, one bit down, N = {n} / count_ternary",
+            (f"count_pairs N={n}",),
+            (f"count_ternary N={n}",),
+        )
+        for n in WORKERS
+    ),
+)
 SMALL_ROWS = (
     Row(
         f"encode_signs of {SMALL_TENSORS} x {SMALL_ELEMENTS:,} / of one tensor",
@@ -133,6 +149,7 @@ CHECK_ROWS = (
 GROUPS = (
     Group("Lion and the streaming rate", build_steps, (*STREAMING_ROWS, *LION_ROWS)),
     Group("Levels", build_levels, LEVEL_ROWS),
+    Group("Masks", build_masks, MASK_ROWS),
     Group(
         "Counting one owner's shard; step = encode_signs + commit", build_counts, COUNT_ROWS, True
     ),
