@@ -54,8 +54,11 @@ def main(words: Sequence[str] | None = None) -> int:
     every = (*PARTS, REPLIES)
     run.add_argument("--parts", nargs="+", choices=[part.name for part in every], default=names)
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    run.add_argument("--lanes", type=int, default=MOST_LANES, help="runs at a time on a device")
+    run.add_argument("--lanes", type=int, help=f"runs at a time on a device ({MOST_LANES})")
     args = parser.parse_args(words)
+    lanes = args.lanes if args.command == "run" else None
+    if lanes is not None and (args.device != "cuda" or lanes < 1):
+        parser.error(f"--lanes {lanes}: expected 1 or more, with --device cuda")
     records = Records(args.records)
     if args.command == "open":
         for part in PARTS:
@@ -79,7 +82,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return [run for run in runs if has_flat_form(run)] if on_device else runs
 
     if on_device:
-        run_on_device(list_open, records, data, args.seconds, args.lanes)
+        run_on_device(list_open, records, data, args.seconds, lanes or MOST_LANES)
     else:
         run_until_done(list_open, records, partial(make, data))
     return 0

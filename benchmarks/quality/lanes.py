@@ -287,7 +287,7 @@ def run_on_device(
         records: What runs leave.
         data: On the device.
         until_s: After so long no run is begun, and what is not done is left.
-        most: So many lanes at once.
+        most: Largest number of runs at a time.
     """
     device = torch.device("cuda")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

@@ -61,7 +61,10 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     yield Table(header, list(_rows_of_progress(find)))
     picture = draw_distances(claims)
     if picture is not None:
-        caption = "Distance to AdamW with 95 % confidence intervals; grey is the margin."
+        caption = (
+            "Distance of six methods to AdamW with 95 % confidence intervals, by parameters, steps "
+            "and workers; grey is the margin."
+        )
         yield Picture(f"{NAME}.png", caption, picture)
     yield Heading("Comparisons")
     yield Paragraph(

@@ -7,11 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from answers import Claim
+from differences import Difference
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from settings import CAUTIOUS, MARGINS, MASKED, PAPER, SETTINGS, SHORT
+from settings import CAUTIOUS, MARGINS, MASKED, PAPER, SETTINGS, SHORT, SIZES
 
+Place = tuple[int, int, str]
+"""Where a claim stands from left to right: setting and workers; and what is written below."""
 _DPI = 110
+_TITLES = {"text": "GPT on novels", "images": "convolutions on CIFAR-10"}
 _UNITS = {"text": "nats a byte", "images": "points of test error"}
 _LINEAR_BELOW = 0.02
 """In nats; above it the scale of text is logarithmic."""
@@ -23,7 +27,7 @@ _SHOWN: Mapping[str, str] = {
     "library-feedback-2-betas-90-95": "FeedbackVote(bits=2), betas (0.9, 0.95)",
     "global-lion-betas-90-95": "Lion on the mean gradient, betas (0.9, 0.95)",
 }
-"""Methods, with their decay or, where there is no such run, with the one that was tuned."""
+"""Methods; where one ran only with a tuned decay, that run is shown."""
 
 
 def draw_distances(claims: Sequence[Claim]) -> bytes | None:
@@ -50,20 +54,26 @@ def draw_distances(claims: Sequence[Claim]) -> bytes | None:
     return picture.getvalue()
 
 
+def list_lines(claims: Sequence[Claim]) -> dict[str, dict[Place, Difference]]:
+    """Return the differences of each method that is shown, by place."""
+    lines = {}
+    for method, label in _SHOWN.items():
+        alike = [each for each in claims if _without_decay(each) == method]
+        tuned = [each for each in alike if each.cell.method != method]
+        plain = [each for each in alike if each.cell.method == method]
+        lines[label] = {_place(each): each.difference for each in (*tuned, *plain)}
+    return lines
+
+
 def _draw_task(axes: Axes, task: str, claims: Sequence[Claim]) -> None:
     columns = sorted({_place(each) for each in claims})
     axes.axhspan(-MARGINS[task], MARGINS[task], color="0.85", label="margin")
-    for number, (method, label) in enumerate(_SHOWN.items()):
-        own = {
-            _place(each): each.difference
-            for each in sorted(claims, key=lambda each: each.cell.method, reverse=True)
-            if _without_decay(each) == method
-        }
+    for number, (label, line) in enumerate(list_lines(claims).items()):
         shift = 0.7 * ((number + 0.5) / len(_SHOWN) - 0.5)
         axes.errorbar(
-            [columns.index(place) + shift for place in own],
-            [difference.mean for difference in own.values()],
-            [difference.mean - difference.low for difference in own.values()],
+            [columns.index(place) + shift for place in line],
+            [difference.mean for difference in line.values()],
+            [difference.mean - difference.low for difference in line.values()],
             fmt="o",
             markersize=4,
             label=label,
@@ -76,7 +86,9 @@ def _draw_task(axes: Axes, task: str, claims: Sequence[Claim]) -> None:
         axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(columns)), [label for *_, label in columns], fontsize=8)
     axes.set_xlim(-0.5, len(columns) - 0.5)
-    axes.set_ylabel(f"distance to AdamW, {_UNITS[task]}")
+    scale = f" (above {_LINEAR_BELOW} logarithmic)" if task == "text" else ""
+    axes.set_ylabel(f"distance to AdamW, {_UNITS[task]}{scale}")
+    axes.set_title(_TITLES[task])
     axes.grid(visible=True, axis="y", alpha=0.3)
 
 
@@ -84,10 +96,7 @@ def _without_decay(claim: Claim) -> str:
     return claim.cell.method.partition("-decay-")[0]
 
 
-def _place(claim: Claim) -> tuple[int, int, str]:
-    """Return where a claim stands from left to right, and what is written below."""
+def _place(claim: Claim) -> Place:
     workers = claim.cell.workers or 4
-    name, _, length = claim.setting.rpartition("-")
-    unit = "" if length.endswith("k") else " epochs"
-    label = f"{name.removeprefix('text-')}\n{length}{unit}"
-    return list(SETTINGS).index(claim.setting), workers, f"{label}\nN = {workers}"
+    label = f"{SIZES[claim.setting]}\n{claim.cell.setting.steps:,} steps\nN = {workers}"
+    return list(SETTINGS).index(claim.setting), workers, label

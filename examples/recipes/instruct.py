@@ -149,7 +149,7 @@ def main() -> None:
         eval_dataset=parts["test"],
         processing_class=tokenizer,
         peft_config=LoraConfig(r=16, target_modules="all-linear") if args.lora else None,
-        optimizer_cls_and_kwargs=(DistributedLion, {}),
+        optimizer_cls_and_kwargs=(DistributedLion, {"betas": (0.9, 0.99)}),  # the papers'
     )
     trainer.train(resume_from_checkpoint=args.resume)
     loss = trainer.evaluate()["eval_loss"]

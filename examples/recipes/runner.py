@@ -118,8 +118,8 @@ def train(
     """
     model = model.to(workers.device)
     optimizer = distlion.DistributedLion(  # no DistributedDataParallel: gradients stay here
-        model.parameters(), lr=numbers.lr, weight_decay=numbers.weight_decay
-    )
+        model.parameters(), numbers.lr, (0.9, 0.99), weight_decay=numbers.weight_decay
+    )  # the papers' betas
     scheduler = LambdaLR(optimizer, numbers.lr_factor)
     done = 0
     if args.resume:

@@ -281,9 +281,16 @@ def test_steps_to_a_close_target_lie_on_the_line_between_scores(quality: Any) ->
     adamw = next(words for (_, method), words in found.items() if method.startswith("global-adamw"))
     assert adamw == "3,960 (3,960 to 3,960)"  # the loss falls by 1 from step 2,000 on
     cautious = quality.settings.CAUTIOUS
-    assert found["text-small-4k", cautious] == "not reached (0 of 5 seeds)"
+    assert found["text-small-4k", cautious] == "0 of 5 seeds reach it"
     assert found["images-30", cautious] == "10,020 (10,020 to 10,020)"
     assert {setting for setting, _ in found} == {"text-small-4k", "images-30"}
+
+
+def test_votes_that_diverged_reach_no_target_but_are_listed(quality: Any) -> None:
+    archive = Archive(quality, best_at(("cautious", math.inf)))
+    archive.complete([part(quality, name) for name in ("text-base", "text-longer")])
+    found = {each.method: each.describe() for each in quality.reaching.list_reached(archive.find)}
+    assert found[quality.settings.CAUTIOUS] == "0 of 5 seeds reach it"
 
 
 # Methods
