@@ -342,7 +342,7 @@ def scale_half(rank: int, world_size: int) -> tuple[float, float]:
     optimizer.found_inf = torch.tensor(0.0)
     optimizer.step()
     exp_avg = optimizer.state[param]["exp_avg"]
-    mean = (float(torch.tensor(1e-2, dtype=torch.float16)) / 65536 * 1.5) * 0.01
+    mean = (float(torch.tensor(1e-2, dtype=torch.float16)) / 65536 * 1.5) * (1 - 0.95)
     return (float(exp_avg.max()) if exp_avg.numel() else mean), mean
 
 
