@@ -10,10 +10,10 @@ from answers import Claim
 from differences import Difference
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from settings import CAUTIOUS, MARGINS, MASKED, PAPER, SETTINGS, SHORT, SIZES
+from settings import CAUTIOUS, MARGINS, MASKED, PAPER, SETTINGS, SHORT
 
 Place = tuple[int, int, str]
-"""Where a claim stands from left to right: setting and workers; and what is written below."""
+"""Number of the setting, number of workers, and the label below the axis."""
 _DPI = 110
 _TITLES = {"text": "GPT on novels", "images": "convolutions on CIFAR-10"}
 _UNITS = {"text": "nats a byte", "images": "points of test error"}
@@ -98,5 +98,6 @@ def _without_decay(claim: Claim) -> str:
 
 def _place(claim: Claim) -> Place:
     workers = claim.cell.workers or 4
-    label = f"{SIZES[claim.setting]}\n{claim.cell.setting.steps:,} steps\nN = {workers}"
+    first, *_ = claim.difference.method.records.values()
+    label = f"{first['parameters'] / 1e6:.2f} M\n{claim.cell.setting.steps:,} steps\nN = {workers}"
     return list(SETTINGS).index(claim.setting), workers, label

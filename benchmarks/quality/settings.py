@@ -24,18 +24,6 @@ SETTINGS: Mapping[str, Setting] = {
     "images-10": WIDE,
     "images-30": Setting("images", 10547, 128, 30, {"width": 32, "groups": 2}),
 }
-SIZES: Mapping[str, str] = {
-    "text-small-1k": "0.12 M",
-    "text-small-4k": "0.12 M",
-    "text-small-16k": "0.12 M",
-    "text-medium-1k": "1.07 M",
-    "text-medium-4k": "1.07 M",
-    "text-large-1k": "10.7 M",
-    "images-3": "0.11 M",
-    "images-10": "0.24 M",
-    "images-30": "0.43 M",
-}
-"""Parameters of the networks."""
 BASES: Mapping[str, str] = {"text": "text-small-1k", "images": "images-3"}
 """Where betas and decay of a family are chosen, by task."""
 RATE_FROM: Mapping[str, str] = {

@@ -58,12 +58,12 @@ class Archive:
         found = np.array(units)
         # Images are scored by how many are right, in percent.
         found = 1 - found / 100 if run.task == "images" else found
-        test = {"units": self._quality.scoring.pack_units(found)}
         self.found[run.name] = {
             "diverged": {"step": 1} if math.isinf(loss) else None,
             "validation": [[run.steps // 2, loss + 1.0, 0.4], [run.steps, loss, 0.9]],
-            "test": test,
+            "test": {"units": self._quality.scoring.pack_units(found)},
             "name": run.name,
+            "parameters": 120_064,
         }
 
     def complete(self, parts: Sequence[Any]) -> list[Any]:

@@ -26,9 +26,11 @@ def quality() -> Iterator[Any]:
         yield found
 
 
-def make_claim(quality: Any, method: str, difference: str, *, workers: int = 4) -> Any:
+def make_claim(quality: Any, method: str, title: str, *, workers: int = 4) -> Any:
     setting = quality.settings.SETTINGS["text-small-1k"]
     cell = SimpleNamespace(method=method, workers=workers, setting=setting)
+    ending = SimpleNamespace(records={1: {"parameters": 120_064}})
+    difference = SimpleNamespace(title=title, method=ending)
     return SimpleNamespace(cell=cell, setting="text-small-1k", difference=difference)
 
 
@@ -41,7 +43,7 @@ def test_a_method_is_shown_with_its_own_decay_where_it_ran_with_it(quality: Any)
         make_claim(quality, "one-bit-adam", "not shown"),
     ]
     lines = quality.pictures.list_lines(claims)
-    found = {label: list(line.values()) for label, line in lines.items() if line}
+    found = {label: [each.title for each in line.values()] for label, line in lines.items() if line}
     assert found == {
         "one bit, betas (0.9, 0.95)": ["plain", "of eight"],
         "Lion on the mean gradient, betas (0.9, 0.95)": ["tuned"],

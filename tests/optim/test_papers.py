@@ -38,6 +38,17 @@ def test_settings_make_the_paper_s_optimizer(paper: str, rule: Any, sync: Any) -
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.99)
 
 
+def test_constructors_have_the_betas_that_the_study_chose() -> None:
+    param = nn.Parameter(torch.ones(3))
+    made = (
+        distlion.Lion([param]),
+        distlion.DistributedLion([param]),
+        distlion.VirtualCluster([param], workers=2),
+    )
+
+    assert [each.param_groups[0]["betas"] for each in made] == [(0.9, 0.95)] * 3
+
+
 def test_lion_cub_has_its_paper_s_settings() -> None:
     param = nn.Parameter(torch.ones(3))
     cub = distlion.lion_cub([param])
