@@ -12,6 +12,7 @@ from contest import (
     DDP,
     FIRST,
     OTHERS,
+    OUTERS,
     PERIODS,
     SETTINGS,
     SIMPLEST,
@@ -27,6 +28,11 @@ from runs import RunConfig
 N_REPORTED = 2
 _CLOSE = 1.005
 """The simplest vote is the default within 0.5 % of the best."""
+NESTEROV = "-nesterov"
+FIRST_RULES = ("scaled", "residual-1")
+"""Nesterov's outer step is tuned with these first."""
+_NEAR = 1.05
+"""With other rules too if its loss is at most 5 % above the plain step's with one of these."""
 
 
 def best_loss(choice: Choice) -> float | None:
@@ -34,13 +40,32 @@ def best_loss(choice: Choice) -> float | None:
     return None if choice.rate is None else choice.losses[choice.rate]
 
 
+def find_loss(task: str, kind: str, find: Find) -> float | None:
+    """Return the lowest validation loss of a vote and outer step; None before."""
+    cell = make_local_cell(task, kind, find)
+    return None if cell is None else best_loss(choose_rate(cell, find))
+
+
+def is_nesterov_near(task: str, find: Find) -> bool | None:
+    """Return whether Nesterov's step comes near the plain one; None before that is known."""
+    ratios = []
+    for rule in FIRST_RULES:
+        plain, nesterov = (find_loss(task, f"{rule}-{outer}", find) for outer in OUTERS)
+        if plain is None or nesterov is None:
+            return None
+        ratios.append(nesterov / plain)
+    return min(ratios) <= _NEAR
+
+
+def _is_later(kind: str) -> bool:
+    return kind.endswith(NESTEROV) and kind.removesuffix(NESTEROV) not in FIRST_RULES
+
+
 def tune_votes(task: str, find: Find) -> dict[str, float | None]:
-    """Return the lowest validation loss of each vote and outer step; None before."""
-    cells = {kind: make_local_cell(task, kind, find) for kind in VOTES}
-    return {
-        kind: None if cell is None else best_loss(choose_rate(cell, find))
-        for kind, cell in cells.items()
-    }
+    """Return the lowest validation loss of each vote and outer step that is run; None before."""
+    is_far = is_nesterov_near(task, find) is False
+    kinds = [kind for kind in VOTES if not (is_far and _is_later(kind))]
+    return {kind: find_loss(task, kind, find) for kind in kinds}
 
 
 def choose_votes(task: str, find: Find) -> list[str] | None:
@@ -58,7 +83,8 @@ class Default:
     """How the default vote is decided.
 
     Attributes:
-        scores: Of each vote, the sum over tasks of its validation loss as a share of DDP's.
+        scores: Of each vote that is run on all tasks, the sum over tasks of its validation loss as
+            a share of DDP's.
         chosen: The default.
     """
 
@@ -71,7 +97,10 @@ def choose_default(find: Find) -> Default | None:
     scores = dict.fromkeys(VOTES, 0.0)
     for task in SETTINGS:
         reference = best_loss(choose_rate(make_cell(task, DDP), find))
-        for kind, loss in tune_votes(task, find).items():
+        losses = tune_votes(task, find)
+        scores = {kind: score for kind, score in scores.items() if kind in losses}
+        for kind in scores:
+            loss = losses[kind]
             if loss is None or reference is None:
                 return None
             scores[kind] += loss / reference
@@ -83,6 +112,8 @@ def choose_default(find: Find) -> Default | None:
 def list_tuned(task: str, find: Find) -> list[ContestCell]:
     """Return every cell that has a rate of its own, as far as inner rates are known."""
     kinds = dict.fromkeys((SIMPLEST, *OTHERS, *VOTES))  # outer Lions need the rate of the first
+    if not is_nesterov_near(task, find):
+        kinds = {kind: None for kind in kinds if not _is_later(kind)}
     local = (make_local_cell(task, kind, find) for kind in kinds)
     cells = [make_cell(task, method) for method in ALWAYS]
     return [*cells, *(cell for cell in local if cell is not None)]

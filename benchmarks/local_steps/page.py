@@ -249,7 +249,7 @@ def _tabulate_votes(task: str, records: Records) -> Table:
     rows = [
         [
             kind,
-            f"{known[kind]:.4f}" if kind in known else "missing",
+            f"{known[kind]:.4f}" if kind in known else "missing" if kind in losses else "not run",
             "yes" * (kind in (chosen or ())),
         ]
         for kind in sorted(VOTES, key=lambda kind: known.get(kind, math.inf))
