@@ -93,9 +93,11 @@ class _ResidualBucket(ScalingVote):
         )
         present = [segment.grad is not None for segment in segments]
         after = kernels.add_steps(excess, slots, present, votes, scales)
+        del excess
         directions = read_directions(kernels, segments, self.bucket, device=device)
+        # In place: each of these has the size of the parameters.
         self._drafted = [
-            (residual, directions[index].view_as(residual) - after[index])
+            (residual, directions[index].view_as(residual).sub_(after[index]))
             for index, residual in enumerate(residuals)
             if present[index]
         ]

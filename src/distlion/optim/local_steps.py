@@ -42,7 +42,7 @@ class LocalSteps(AroundInner):
         inner: Any optimizer of torch, or ``Lion``, over this worker's parameters, in the same order
             on all workers. The first rank's values overwrite all.
         every: H, steps from one vote to the next, 1 or more.
-        delay: Steps after which the outcome of a vote is taken, less than ``every / parts``. The
+        delay: Steps after which the result of a vote is taken, less than ``every / parts``. The
             vote travels on a thread of its own meanwhile; the worker keeps its moves since it
             began.
         parts: P, number of parts that take turns to vote: whole tensors in order, about equally
@@ -51,9 +51,9 @@ class LocalSteps(AroundInner):
         aggregation: Rule for deltas: ``ScaledVote()``, ``ResidualVote()``, ``EstimateVote()`` or
             ``StochasticVote()``; None for the first. With ``outer="lion"`` any rule of
             ``DistributedLion``; None for ``MajorityVote()``.
-        outer_lr: Outer learning rate, above 0; None for 1, which applies the outcome in full.
+        outer_lr: Outer learning rate, above 0; None for 1, which applies the result in full.
             "lion" needs a rate.
-        outer_momentum: Weight of the momentum of the outcomes, in [0, 1).
+        outer_momentum: Weight of the momentum of the results, in [0, 1).
         nesterov: Whether that momentum looks ahead.
         outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
         outer_betas: Betas of "lion"; None for (0.9, 0.99).
@@ -267,7 +267,7 @@ class LocalSteps(AroundInner):
     def vote(self) -> None:
         """Vote now, for example at the end of a run; every worker must call it.
 
-        This does not change when ``step()`` votes. The outcome of a late vote is taken first.
+        This does not change when ``step()`` votes. The result of a late vote is taken first.
         Without a step since the last vote nothing is voted on: all workers move to the common
         point.
 

@@ -1,0 +1,89 @@
+"""Bytes of votes on deltas: by the plan, by the optimizer's account, and by the interface."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from statistics import median
+
+import pytest
+
+from distlion.cost import wire_bytes
+from distlion.lab.netlab import Lab, run_command
+from distlion.transport import ByteCount
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.usefixtures("namespaces_work")]
+
+HOSTS, EVERY, PERIODS = 3, 2, 10
+
+PROGRAM = textwrap.dedent(
+    """
+    import json, sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    import distlion
+
+    rule, parts, periods, every = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    params = [nn.Parameter(torch.zeros(shape)) for shape in [(500, 400), (400,), (300, 500), (7,)]]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    optimizer = distlion.LocalSteps(
+        torch.optim.SGD(params, 0.1),
+        every=every,
+        parts=parts,
+        aggregation=getattr(distlion, rule)(),
+        exchange=distlion.AllReduce(),
+        check_every=None,
+    )
+    plans = []
+    for step in range(periods * every):
+        if (step + 1) % (every // parts) == 0:
+            plans.append(vars(optimizer.plan))
+        optimizer.step()
+    traffic = optimizer.traffic
+    print(json.dumps([dist.get_rank(), plans, traffic.sent_bytes, traffic.last_sent_bytes]))
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+)
+
+
+def train(lab: Lab, rule: str, parts: int, periods: int) -> tuple[list[list], list[int]]:
+    """Train for some periods; return what each rank says, and the bytes that left each host."""
+    lines: list[str] = []
+    settings = json.dumps([rule, parts, periods, EVERY])
+    before = lab.read_counters()
+    status = run_command(
+        lab,
+        [sys.executable, "-c", PROGRAM, settings],
+        show=lambda rank, err, line: lines.append(line.decode()),
+    )
+    assert status == 0, lines
+    sent = [(now - then).tx_bytes for now, then in zip(lab.read_counters(), before, strict=True)]
+    return sorted(json.loads(line) for line in lines if line.startswith("[")), sent
+
+
+@pytest.mark.parametrize(
+    ("rule", "parts"),
+    [("ScaledVote", 1), ("ResidualVote", 1), ("EstimateVote", 1), ("ScaledVote", 2)],
+)
+def test_plan_account_and_interface_agree(shared_lab: Lab, rule: str, parts: int) -> None:
+    # The difference of a long run and a short one holds votes alone, without connections.
+    short, short_bytes = train(shared_lab, rule, parts, PERIODS)
+    long, long_bytes = train(shared_lab, rule, parts, 3 * PERIODS)
+    assert len(long) == HOSTS
+    expected = []
+    for one, other in zip(short, long, strict=True):
+        plans = [ByteCount(**plan) for plan in other[1]]
+        assert other[2] - one[2] == sum(plan.sent_bytes for plan in plans[len(one[1]) :])
+        assert other[3] == plans[-1].sent_bytes
+        expected.append(sum(wire_bytes(plan) for plan in plans[len(one[1]) :]))
+    assert min(expected) > 0
+    counted = [more - less for more, less in zip(long_bytes, short_bytes, strict=True)]
+    ratios = [found / wanted for found, wanted in zip(counted, expected, strict=True)]
+    assert median(ratios) == pytest.approx(1, abs=0.03), (counted, expected)
