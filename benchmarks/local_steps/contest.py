@@ -37,7 +37,8 @@ LIONS = ("majority-lion", "feedback-2-lion")
 SIMPLEST = "scaled-plain"
 VOTES = (*(f"{rule}-{outer}" for rule in RULES for outer in OUTERS), *LIONS)
 """Rule and outer step of ``LocalSteps``; names of methods end so."""
-OTHERS = ("diloco", "diloco-plain", "sparse")
+DILOCOS = ("diloco", "diloco-plain")
+OTHERS = (*DILOCOS, "sparse")
 """Methods that exchange something other than votes every H steps."""
 
 _CENTERS = {
