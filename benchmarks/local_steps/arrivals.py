@@ -22,6 +22,7 @@ from contest import (
     MAJORITY,
     ONE_BIT,
     POWERSGD,
+    POWERSGD_4,
     SETTINGS,
     SHORT,
     ContestCell,
@@ -29,7 +30,7 @@ from contest import (
     make_cell,
     read_local,
 )
-from contestants import HALF, LOW_RANK, MEAN, SIGNS, SPARSE, VOTE
+from contestants import HALF, LOW_RANK, LOW_RANK_4, MEAN, SIGNS, SPARSE, VOTE
 from crossing import Curve, cross
 from lab_host import COMPUTE
 from schedule import WARM_UP_SHARE
@@ -40,6 +41,7 @@ _EXCHANGES = {
     DDP: MEAN,
     DDP_FP16: HALF,
     POWERSGD: LOW_RANK,
+    POWERSGD_4: LOW_RANK_4,
     ONE_BIT: SIGNS,
     MAJORITY: VOTE,
     SHORT: VOTE,
@@ -49,6 +51,7 @@ _TITLES = {
     DDP: "DDP, fp32 + AdamW",
     DDP_FP16: "DDP, fp16 + AdamW",
     POWERSGD: "PowerSGD of rank 1 + AdamW",
+    POWERSGD_4: "PowerSGD of rank 4 + AdamW",
     ONE_BIT: "1-bit Adam",
     MAJORITY: "majority vote in each step",
     SHORT: "majority vote in each step, betas (0.9, 0.95)",

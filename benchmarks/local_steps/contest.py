@@ -25,8 +25,9 @@ SETTINGS: Mapping[str, Setting] = {
 """Scored every 32 steps, so that each score follows an exchange of every H."""
 
 DDP, DDP_FP16, POWERSGD, ONE_BIT = "global-adamw", "fp16-adamw", "powersgd-1-adamw", "one-bit-adam"
+POWERSGD_4 = "powersgd-adamw"
 MAJORITY, SHORT = "majority", "majority-betas-90-95"
-ALWAYS = (DDP, DDP_FP16, POWERSGD, ONE_BIT, MAJORITY, SHORT)
+ALWAYS = (DDP, DDP_FP16, POWERSGD, POWERSGD_4, ONE_BIT, MAJORITY, SHORT)
 """Methods that exchange in each step."""
 MOST_RATES = 5
 """Three, extended up to twice."""
@@ -36,7 +37,8 @@ LIONS = ("majority-lion", "feedback-2-lion")
 SIMPLEST = "scaled-plain"
 VOTES = (*(f"{rule}-{outer}" for rule in RULES for outer in OUTERS), *LIONS)
 """Rule and outer step of ``LocalSteps``; names of methods end so."""
-OTHERS = ("diloco", "diloco-plain", "sparse")
+DILOCOS = ("diloco", "diloco-plain")
+OTHERS = (*DILOCOS, "sparse")
 """Methods that exchange something other than votes every H steps."""
 
 _CENTERS = {
@@ -145,5 +147,5 @@ def lengthen(cell: ContestCell) -> ContestCell:
 
 
 def has_long_runs(method: str) -> bool:
-    """Return whether a method runs three times as long too: it votes, or has local steps."""
-    return method in (MAJORITY, SHORT) or read_local(method) is not None
+    """Return whether a method runs three times as long too: its steps are cheap."""
+    return method in (MAJORITY, SHORT, POWERSGD_4) or read_local(method) is not None

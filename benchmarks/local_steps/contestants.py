@@ -29,6 +29,7 @@ from distlion.lab.baselines import (
 from distlion.lab.training.workers import gather_rows
 
 MEAN, HALF, LOW_RANK, SIGNS, SPARSE = "mean", "half", "low rank", "signs", "sparse"
+LOW_RANK_4 = "low rank 4"
 VOTE = "majority"
 """Methods that are timed by name; votes on deltas are timed by the name of their rule."""
 LION = "-lion"
@@ -49,7 +50,8 @@ class Contestant(Protocol):
 def make_contestants(params: Sequence[Tensor]) -> dict[str, Contestant]:
     """Make all of them over tensors of the same shapes; every rank calls it."""
     hooks: dict[str, Compression | PowerSGD | None]
-    hooks = {MEAN: None, HALF: HalfPrecision(), LOW_RANK: PowerSGD(rank=1)}
+    hooks = {MEAN: None, HALF: HalfPrecision()}
+    hooks |= {LOW_RANK: PowerSGD(rank=1), LOW_RANK_4: PowerSGD(rank=4)}
     found: dict[str, Contestant] = {
         name: GradientMean(_copy(params), hook) for name, hook in hooks.items()
     }
