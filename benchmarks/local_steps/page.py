@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +23,9 @@ from arrivals import (
 from cells import SEEDS, choose_rate
 from choices import PARTS, choose_default, choose_votes, list_reported, list_tuned, tune_votes
 from claims_made import DECIDING_LINK, DECIDING_SHARE, DECIDING_TASK, judge, list_sooner
-from contest import DDP, PERIODS, SETTINGS, VOTES, read_local
+from contest import DDP, PERIODS, SETTINGS, VOTES
 from pictures import draw_panels
+from whole_runs import lay_out_whole
 
 from distlion.lab.report.document import (
     Block,
@@ -77,7 +77,7 @@ def _lay_out(records: Records) -> Iterator[Block]:
     yield Table(head, list(_rows_of_progress(records)))
     for task in SETTINGS:
         yield from _lay_out_task(task, records)
-    yield from _lay_out_whole(records.folder)
+    yield from lay_out_whole(records, LINK_TITLES)
 
 
 def _lay_out_claims(records: Records) -> Iterator[Block]:
@@ -290,21 +290,3 @@ def _lay_out_timing(task: str, folder: Path) -> Iterator[Block]:
 
 def _describe_conditions(conditions: Mapping[str, object]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in conditions.items()) + "."
-
-
-def _lay_out_whole(folder: Path) -> Iterator[Block]:
-    rows = []
-    for path in sorted(folder.glob("whole_*.json")):
-        found = json.loads(path.read_text())
-        config, link = found["config"], found["link"]
-        blocks = read_blocks(folder, found["task"], link)
-        is_local = read_local(config["method"]) is not None
-        pace = find_pace(config["method"], config["steps"], blocks)
-        steps, seconds, loss = found["test_curve"][-1]
-        computed = "missing" if pace is None else f"{pace.seconds(steps):.1f}"
-        row = [config["method"] + " (local steps)" * is_local, LINK_TITLES[link]]
-        rows.append([*row, str(config["seed"]), f"{seconds:.1f}", computed, f"{loss:.4f}"])
-    if rows:
-        yield Heading("Whole runs in the lab")
-        head = ["method", "link", "seed", "seconds", "computed", "last test loss"]
-        yield Table(head, rows)

@@ -268,14 +268,3 @@ def test_a_report_without_records_says_that_nothing_is_known(study: Any, tmp_pat
     assert "| at least 10 times as fast as DDP | not yet |" in text
     assert "Seconds have not been measured yet." in text
     assert "| text-tuning | 18 | 0 | 54 |" in text
-
-
-def test_whole_runs_are_beside_what_is_computed(study: Any, tmp_path: Path) -> None:
-    config = {"method": "local-8-scaled-plain", "steps": 448, "seed": 1}
-    whole = {"task": "text", "link": "10mbit", "config": config, "test_curve": [[448, 140.0, 2.0]]}
-    study.laboratory.save(tmp_path / "whole_one.json", whole)
-    save = {"task": "text", "conditions": {}, "seconds": {"10mbit": BLOCKS}}
-    study.laboratory.save(tmp_path / "seconds_text.json", save)
-    records = SimpleNamespace(read={}.get, folder=tmp_path)
-    text = study.page.write_report(records, tmp_path).read_text()
-    assert "| 140.0 | 134.4 | 2.0000 |" in text
