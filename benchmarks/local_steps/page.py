@@ -125,7 +125,10 @@ def _lay_out_task(task: str, records: Records) -> Iterator[Block]:
             yield _tabulate_seconds(entries, targets, blocks[link], hides=hides)
     yield Paragraph("**Loss after equal seconds**: shares of DDP's whole time on that link.")
     yield _tabulate_equal_seconds(entries, blocks)
-    yield Paragraph("**Loss after equal bytes**: megabytes up and down, as a mean of each run.")
+    yield Paragraph(
+        "**Loss after equal bytes**: megabytes up and down. 1-bit Adam sends 32 bits each way "
+        "in the first fifth of its run, so its early steps pay more than the mean."
+    )
     yield _tabulate_bytes(entries)
     picture = draw_panels(
         _collect_panels(entries, blocks),
@@ -197,22 +200,21 @@ def _describe_loss(loss: float | None, *, is_over: bool) -> str:
 
 
 def _tabulate_bytes(entries: Sequence[Entry]) -> Table:
-    whole = {each.title: each.step_mb for each in entries}
-    sizes = sorted(
-        {
-            float(f"{mb * each.cell.setting.steps:.3g}")
-            for each in entries
-            if (mb := whole[each.title]) is not None
-        }
-    )
+    totals = {
+        each.title: traffic.megabytes(each.cell.setting.steps)
+        for each in entries
+        if (traffic := each.traffic) is not None
+    }
+    sizes = sorted({float(f"{total:.3g}") for total in totals.values()})
     # The cheapest, the dearest, and one in between.
     budgets = list(dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]])) if sizes else []
     rows = []
     for entry in entries:
-        mb, steps = whole[entry.title], entry.cell.setting.steps
-        row = [entry.title, "-" if mb is None else f"{1e3 * mb:.4g}"]
+        traffic, steps = entry.traffic, entry.cell.setting.steps
+        mean = f"{1e3 * totals[entry.title] / steps:.4g}" if entry.title in totals else "-"
+        row = [entry.title, mean]
         for budget in budgets:
-            step = None if mb is None else budget / mb
+            step = None if traffic is None else traffic.step_at(budget)
             loss = None if step is None else entry.mean_loss(step)
             row.append(_describe_loss(loss, is_over=step is not None and step > steps))
         rows.append(row)
@@ -231,9 +233,9 @@ def _collect_panels(
             if pace is not None:
                 lines[entry.title] = [(pace.seconds(n), loss) for n, loss in _average(entry)]
     panels["megabytes up and down"] = {
-        entry.title: [(n * entry.step_mb, loss) for n, loss in _average(entry)]
+        entry.title: [(traffic.megabytes(n), loss) for n, loss in _average(entry)]
         for entry in shown
-        if entry.step_mb is not None
+        if (traffic := entry.traffic) is not None
     }
     return panels
 
