@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import target_path  # noqa: F401
 from archive import Records
@@ -279,15 +280,25 @@ def _lay_out_timing(task: str, folder: Path) -> Iterator[Block]:
         "**Seconds of a step's computing and of each exchange**, medians and ranges of "
         f"repetitions. {_describe_conditions(found['conditions'])}"
     )
+    yield Paragraph(
+        "After a semicolon: seconds that the process of rank 0 spends on a core during the "
+        "exchange. The exchanges of `sparse-H` (sparse) and of 1-bit Adam (signs) contain their "
+        "own compression in Python and numpy, on cores that all hosts share."
+    )
     links = [link for link in LINK_TITLES if link in found["seconds"]]
     rows = []
     for name in found["seconds"][links[0]]:
         row = ["computing (c)" if name == COMPUTE else f"exchange: {name}"]
-        for link in links:
-            blocks = found["seconds"][link][name]
-            row.append(f"{median(blocks):.4g} ({min(blocks):.4g} - {max(blocks):.4g})")
+        row += [_describe_blocks(found, link, name) for link in links]
         rows.append(row)
     yield Table(["", *(LINK_TITLES[link] for link in links)], rows)
+
+
+def _describe_blocks(found: Mapping[str, Any], link: str, name: str) -> str:
+    blocks = found["seconds"][link][name]
+    text = f"{median(blocks):.4g} ({min(blocks):.4g} - {max(blocks):.4g})"
+    cpu_blocks = found.get("cpu_seconds", {}).get(link, {}).get(name)
+    return text if cpu_blocks is None else f"{text}; {median(cpu_blocks):.4g}"
 
 
 def _describe_conditions(conditions: Mapping[str, object]) -> str:

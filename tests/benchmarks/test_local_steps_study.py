@@ -305,3 +305,15 @@ def test_a_report_without_records_says_that_nothing_is_known(study: Any, tmp_pat
     assert "| at least 10 times as fast as DDP | not yet |" in text
     assert "Seconds have not been measured yet." in text
     assert "| text-tuning | 18 | 0 | 54 |" in text
+
+
+def test_the_report_shows_seconds_on_a_core_where_they_were_measured(
+    study: Any, tmp_path: Path
+) -> None:
+    save = {"task": "text", "conditions": {}, "seconds": {"10mbit": BLOCKS}}
+    save["cpu_seconds"] = {"10mbit": {"sparse": [0.3, 0.1, 0.2]}}
+    study.laboratory.save(tmp_path / "seconds_text.json", save)
+    records = SimpleNamespace(read={}.get, folder=tmp_path)
+    text = study.page.write_report(records, tmp_path).read_text()
+    assert "| exchange: sparse | 0.4 (0.4 - 0.4); 0.2 |" in text
+    assert "| exchange: signs | 0.5 (0.5 - 0.5) |" in text
