@@ -23,7 +23,7 @@ MODULES = (
         "arrivals",
         "claims_made",
     ),
-    *("pictures", "page"),
+    *("pictures", "whole_runs", "page"),
 )
 
 

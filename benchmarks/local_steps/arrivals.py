@@ -56,6 +56,8 @@ _TITLES = {
     MAJORITY: "majority vote in each step",
     SHORT: "majority vote in each step, betas (0.9, 0.95)",
 }
+_WHOLE_BITS = 2 * 32
+"""Of an element, up and down in a warm-up."""
 Blocks = Mapping[str, Sequence[float]]
 """Seconds of computing and of each exchange on one link, by repetition."""
 
@@ -85,6 +87,33 @@ def name_exchange(method: str) -> str:
 
 
 @dataclass(frozen=True)
+class Slope:
+    """A sum that grows with steps: evenly in a warm-up, and evenly after it.
+
+    Attributes:
+        each: Growth in a step after the warm-up.
+        warm_up_each: Growth in a step of the warm-up.
+        warm_up: Steps of 1-bit Adam's warm-up; 0 for others.
+    """
+
+    each: float
+    warm_up_each: float = 0.0
+    warm_up: int = 0
+
+    def at(self, step: float) -> float:
+        """Return the sum of the first steps."""
+        warm = min(step, self.warm_up)
+        return warm * self.warm_up_each + (step - warm) * self.each
+
+    def step_at(self, total: float) -> float:
+        """Return the steps whose sum it is, the inverse of ``at``."""
+        before = self.at(self.warm_up)
+        if total < before:
+            return total / self.warm_up_each
+        return self.warm_up + (total - before) / self.each
+
+
+@dataclass(frozen=True)
 class Pace:
     """Seconds of a method's steps on a link.
 
@@ -104,21 +133,52 @@ class Pace:
     every: int = 1
     hides: bool = False
 
+    @property
+    def _slope(self) -> Slope:
+        if self.hides:
+            return Slope(max(self.compute_s, self.exchange_s))
+        rest_s = self.compute_s + self.exchange_s / self.every
+        return Slope(rest_s, self.compute_s + self.warm_up_s, self.warm_up)
+
     def seconds(self, step: float) -> float:
         """Return the seconds of the first steps; a part of a period pays a part of its exchange."""
-        warm = min(step, self.warm_up)
-        if self.hides:
-            return step * max(self.compute_s, self.exchange_s)
-        rest_s = (step - warm) * self.exchange_s / self.every
-        return step * self.compute_s + warm * self.warm_up_s + rest_s
+        return self._slope.at(step)
 
     def step_at(self, seconds: float) -> float:
         """Return the steps that fit in so many seconds, the inverse of ``seconds``."""
-        before_s = self.seconds(self.warm_up)
-        if self.warm_up and seconds < before_s:
-            return self.warm_up * seconds / before_s
-        each_s = self.seconds(self.warm_up + 1.0) - before_s
-        return self.warm_up + (seconds - before_s) / each_s
+        return self._slope.step_at(seconds)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Megabytes up and down of a method's steps.
+
+    Attributes:
+        step_mb: Of a step after the warm-up, the mean over a period.
+        warm_up_mb: Of a step while 1-bit Adam warms up.
+        warm_up: Steps of that warm-up; 0 for others.
+    """
+
+    step_mb: float
+    warm_up_mb: float = 0.0
+    warm_up: int = 0
+
+    @property
+    def _slope(self) -> Slope:
+        return Slope(self.step_mb, self.warm_up_mb, self.warm_up)
+
+    def megabytes(self, step: float) -> float:
+        """Return the megabytes of the first steps."""
+        return self._slope.at(step)
+
+    def step_at(self, megabytes: float) -> float:
+        """Return the steps that so many megabytes pay, the inverse of ``megabytes``."""
+        return self._slope.step_at(megabytes)
+
+
+def _count_warm_up(method: str, steps: int) -> int:
+    """Return the steps of 1-bit Adam's warm-up in a run; 0 for others."""
+    return max(1, round(WARM_UP_SHARE * steps)) if method == ONE_BIT else 0
 
 
 def find_pace(method: str, steps: int, blocks: Blocks, *, hides: bool = False) -> Pace | None:
@@ -134,8 +194,7 @@ def find_pace(method: str, steps: int, blocks: Blocks, *, hides: bool = False) -
     if name not in blocks:
         return None
     compute_s, exchange_s = median(blocks[COMPUTE]), median(blocks[name])
-    if method == ONE_BIT:
-        warm_up = max(1, round(WARM_UP_SHARE * steps))
+    if warm_up := _count_warm_up(method, steps):
         return Pace(compute_s, exchange_s, median(blocks[MEAN]), warm_up)
     every = 1 if local is None else local.every
     return Pace(compute_s, exchange_s, every=every, hides=hides and method == DDP)
@@ -200,13 +259,22 @@ class Entry:
         return {seed: each["test_curve"] for seed, each in found.items()}
 
     @property
-    def step_mb(self) -> float | None:
-        """Megabytes up and down in a step, the mean of a run; None before a run."""
+    def traffic(self) -> Traffic | None:
+        """Its megabytes; None before a run.
+
+        Records have the mean of a run. A warm-up sends 32 bits each way, and the rest is spread
+        evenly over the later steps.
+        """
         ended = [each for each in self.records.values() if not each["diverged"]]
         if not ended:
             return None
-        bits = ended[0]["bits_up"] + ended[0]["bits_down"]
-        return float(bits * ended[0]["parameters"] / 8e6)
+        megabytes_of_bit = ended[0]["parameters"] / 8e6
+        mean_mb = (ended[0]["bits_up"] + ended[0]["bits_down"]) * megabytes_of_bit
+        steps = self.cell.setting.steps
+        warm_up = _count_warm_up(self.method, steps)
+        warm_up_mb = _WHOLE_BITS * megabytes_of_bit
+        rest_mb = (steps * mean_mb - warm_up * warm_up_mb) / (steps - warm_up)
+        return Traffic(rest_mb, warm_up_mb, warm_up)
 
     def steps_to(self, targets: Mapping[int, float]) -> dict[int, float]:
         """Return the steps in which each seed reaches its target, infinite where it does not."""

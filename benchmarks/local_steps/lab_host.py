@@ -36,6 +36,8 @@ from distlion.lab.training.periodic import read_local_votes
 
 COMPUTE = "compute"
 _COMPUTE_STEPS = 4
+# PowerSGD compresses from its third exchange on, and DDP cuts its buckets anew in the second.
+_WARM_UP_TURNS = 4
 _POLL_S = 0.1
 
 
@@ -161,32 +163,65 @@ def time_contestants(job: Job) -> dict[str, Any]:
     adamw = torch.optim.AdamW(model.parameters(), config.lr)
     alone = Worker(config, task, adamw, model)
     contestants = make_contestants(list(model.parameters()))
-    found = {}
+    return asdict(time_links(job, alone.step, contestants))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds by link and name, of each repetition.
+
+    Attributes:
+        seconds: Of computing and of exchanges, on the slowest worker.
+        cpu_seconds: Of exchanges, those of the process of rank 0 on a core.
+    """
+
+    seconds: dict[str, dict[str, list[float]]]
+    cpu_seconds: dict[str, dict[str, list[float]]]
+
+
+def time_links(
+    job: Job, step_alone: Callable[[], None], contestants: dict[str, Contestant]
+) -> Timed:
+    """Time all of them at each rate of a job, after a warm-up without any limit."""
+    turns = {name: Turn(contestant) for name, contestant in contestants.items()}
+    for turn in turns.values():
+        for _ in range(_WARM_UP_TURNS):
+            turn()
+    found = Timed({}, {})
     for link in job.links:
         if dist.get_rank() == 0:
             ask_for_rate(Path(job.place), link)
         dist.barrier()
-        found[link] = take_turns(alone, contestants, job.repetitions)
+        found.seconds[link], found.cpu_seconds[link] = take_turns(
+            step_alone, turns, job.repetitions
+        )
         if dist.get_rank() == 0:
             print(f"{job.task}: timed at {link}", file=sys.stderr, flush=True)
-    return {"seconds": found}
+    return found
 
 
 def take_turns(
-    alone: Worker, contestants: dict[str, Contestant], repetitions: int
-) -> dict[str, list[float]]:
-    """Time all of them after one turn that does not count; another begins each repetition."""
-    turns: dict[str, Callable[[], float]] = {COMPUTE: lambda: _time_alone(alone.step)}
-    turns |= {name: _make_turn(each) for name, each in contestants.items()}
-    names = [*turns]
+    step_alone: Callable[[], None], turns: dict[str, Turn], repetitions: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Time all of them after one turn that does not count; another begins each repetition.
+
+    Returns:
+        Seconds on the slowest worker, and seconds of this process on a core.
+    """
+    calls: dict[str, Callable[[], float]] = {COMPUTE: lambda: _time_alone(step_alone)}
+    calls |= turns
+    names = [*calls]
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in turns}
     for name in names:
-        turns[name]()
+        calls[name]()
     for repetition in range(repetitions):
         first = repetition % len(names)
         for name in names[first:] + names[:first]:
-            seconds[name].append(turns[name]())
-    return seconds
+            seconds[name].append(calls[name]())
+            if name in turns:
+                cpu_seconds[name].append(turns[name].cpu_s)
+    return seconds, cpu_seconds
 
 
 def _time_alone(step: Callable[[], None]) -> float:
@@ -201,12 +236,29 @@ def _time_alone(step: Callable[[], None]) -> float:
     return round(seconds / _COMPUTE_STEPS, 6)
 
 
-def _make_turn(contestant: Contestant) -> Callable[[], float]:
-    def turn() -> float:
-        contestant.prepare()
-        return time_slowest(contestant.exchange, 1)
+class Turn:
+    """An exchange that is timed.
 
-    return turn
+    Args:
+        contestant: Exchanges.
+
+    Attributes:
+        cpu_s: Seconds of this process on a core during the last exchange.
+    """
+
+    def __init__(self, contestant: Contestant) -> None:
+        self._contestant = contestant
+        self.cpu_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds of an exchange on the slowest worker."""
+        self._contestant.prepare()
+        return time_slowest(self._exchange, 1)
+
+    def _exchange(self) -> None:
+        started = time.process_time()
+        self._contestant.exchange()
+        self.cpu_s = round(time.process_time() - started, 6)
 
 
 def train_whole(job: Job) -> dict[str, Any]:

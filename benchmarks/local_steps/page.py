@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import target_path  # noqa: F401
 from archive import Records
@@ -24,8 +24,9 @@ from arrivals import (
 from cells import SEEDS, choose_rate
 from choices import PARTS, choose_default, choose_votes, list_reported, list_tuned, tune_votes
 from claims_made import DECIDING_LINK, DECIDING_SHARE, DECIDING_TASK, judge, list_sooner
-from contest import DDP, PERIODS, SETTINGS, VOTES, read_local
+from contest import DDP, PERIODS, SETTINGS, VOTES
 from pictures import draw_panels
+from whole_runs import lay_out_whole
 
 from distlion.lab.report.document import (
     Block,
@@ -77,7 +78,7 @@ def _lay_out(records: Records) -> Iterator[Block]:
     yield Table(head, list(_rows_of_progress(records)))
     for task in SETTINGS:
         yield from _lay_out_task(task, records)
-    yield from _lay_out_whole(records.folder)
+    yield from lay_out_whole(records, LINK_TITLES)
 
 
 def _lay_out_claims(records: Records) -> Iterator[Block]:
@@ -125,7 +126,10 @@ def _lay_out_task(task: str, records: Records) -> Iterator[Block]:
             yield _tabulate_seconds(entries, targets, blocks[link], hides=hides)
     yield Paragraph("**Loss after equal seconds**: shares of DDP's whole time on that link.")
     yield _tabulate_equal_seconds(entries, blocks)
-    yield Paragraph("**Loss after equal bytes**: megabytes up and down, as a mean of each run.")
+    yield Paragraph(
+        "**Loss after equal bytes**: megabytes up and down. 1-bit Adam sends 32 bits each way "
+        "in the first fifth of its run, so its early steps pay more than the mean."
+    )
     yield _tabulate_bytes(entries)
     picture = draw_panels(
         _collect_panels(entries, blocks),
@@ -197,22 +201,21 @@ def _describe_loss(loss: float | None, *, is_over: bool) -> str:
 
 
 def _tabulate_bytes(entries: Sequence[Entry]) -> Table:
-    whole = {each.title: each.step_mb for each in entries}
-    sizes = sorted(
-        {
-            float(f"{mb * each.cell.setting.steps:.3g}")
-            for each in entries
-            if (mb := whole[each.title]) is not None
-        }
-    )
+    totals = {
+        each.title: traffic.megabytes(each.cell.setting.steps)
+        for each in entries
+        if (traffic := each.traffic) is not None
+    }
+    sizes = sorted({float(f"{total:.3g}") for total in totals.values()})
     # The cheapest, the dearest, and one in between.
     budgets = list(dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]])) if sizes else []
     rows = []
     for entry in entries:
-        mb, steps = whole[entry.title], entry.cell.setting.steps
-        row = [entry.title, "-" if mb is None else f"{1e3 * mb:.4g}"]
+        traffic, steps = entry.traffic, entry.cell.setting.steps
+        mean = f"{1e3 * totals[entry.title] / steps:.4g}" if entry.title in totals else "-"
+        row = [entry.title, mean]
         for budget in budgets:
-            step = None if mb is None else budget / mb
+            step = None if traffic is None else traffic.step_at(budget)
             loss = None if step is None else entry.mean_loss(step)
             row.append(_describe_loss(loss, is_over=step is not None and step > steps))
         rows.append(row)
@@ -231,9 +234,9 @@ def _collect_panels(
             if pace is not None:
                 lines[entry.title] = [(pace.seconds(n), loss) for n, loss in _average(entry)]
     panels["megabytes up and down"] = {
-        entry.title: [(n * entry.step_mb, loss) for n, loss in _average(entry)]
+        entry.title: [(traffic.megabytes(n), loss) for n, loss in _average(entry)]
         for entry in shown
-        if entry.step_mb is not None
+        if (traffic := entry.traffic) is not None
     }
     return panels
 
@@ -277,34 +280,26 @@ def _lay_out_timing(task: str, folder: Path) -> Iterator[Block]:
         "**Seconds of a step's computing and of each exchange**, medians and ranges of "
         f"repetitions. {_describe_conditions(found['conditions'])}"
     )
+    yield Paragraph(
+        "After a semicolon: seconds that the process of rank 0 spends on a core during the "
+        "exchange. The exchanges of `sparse-H` (sparse) and of 1-bit Adam (signs) contain their "
+        "own compression in Python and numpy, on cores that all hosts share."
+    )
     links = [link for link in LINK_TITLES if link in found["seconds"]]
     rows = []
     for name in found["seconds"][links[0]]:
         row = ["computing (c)" if name == COMPUTE else f"exchange: {name}"]
-        for link in links:
-            blocks = found["seconds"][link][name]
-            row.append(f"{median(blocks):.4g} ({min(blocks):.4g} - {max(blocks):.4g})")
+        row += [_describe_blocks(found, link, name) for link in links]
         rows.append(row)
     yield Table(["", *(LINK_TITLES[link] for link in links)], rows)
 
 
+def _describe_blocks(found: Mapping[str, Any], link: str, name: str) -> str:
+    blocks = found["seconds"][link][name]
+    text = f"{median(blocks):.4g} ({min(blocks):.4g} - {max(blocks):.4g})"
+    cpu_blocks = found.get("cpu_seconds", {}).get(link, {}).get(name)
+    return text if cpu_blocks is None else f"{text}; {median(cpu_blocks):.4g}"
+
+
 def _describe_conditions(conditions: Mapping[str, object]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in conditions.items()) + "."
-
-
-def _lay_out_whole(folder: Path) -> Iterator[Block]:
-    rows = []
-    for path in sorted(folder.glob("whole_*.json")):
-        found = json.loads(path.read_text())
-        config, link = found["config"], found["link"]
-        blocks = read_blocks(folder, found["task"], link)
-        is_local = read_local(config["method"]) is not None
-        pace = find_pace(config["method"], config["steps"], blocks)
-        steps, seconds, loss = found["test_curve"][-1]
-        computed = "missing" if pace is None else f"{pace.seconds(steps):.1f}"
-        row = [config["method"] + " (local steps)" * is_local, LINK_TITLES[link]]
-        rows.append([*row, str(config["seed"]), f"{seconds:.1f}", computed, f"{loss:.4f}"])
-    if rows:
-        yield Heading("Whole runs in the lab")
-        head = ["method", "link", "seed", "seconds", "computed", "last test loss"]
-        yield Table(head, rows)

@@ -20,6 +20,7 @@ from contest import WORKERS, ContestCell, lengthen, make_cell, make_local_cell, 
 from curves import Data
 from lab_host import Job
 from laboratory import save
+from runs import RunConfig
 
 from distlion.errors import WorkerFailedError
 from distlion.lab.netlab import Lab, run_command
@@ -87,17 +88,35 @@ def train_whole(
     records: Records, data: Data, method: str, *, link: str, seed: int, is_long: bool
 ) -> None:
     """Train a method on text in the lab, at the rate that was chosen for it."""
-    cell = _find_cell(records, method)
-    cell = lengthen(cell) if is_long else cell
-    rate = choose_rate(cell, records.read).rate
-    if rate is None:
-        sys.exit(f"no rate has been chosen yet for {method}")
-    config = replace(cell.config(rate, seed, is_tuning=False), workers=WORKERS)
+    config = configure_whole(records, method, seed=seed, is_long=is_long)
     where = str(data.folder("text").resolve())
     found = run_job(Job(task="text", folder=where, out="", links=(link,), run=asdict(config)))
     length = "_long" if is_long else ""
-    name = f"whole_{method}{length}_{link}_s{seed}.json"
+    name = f"whole_{config.method}{length}_{link}_s{seed}.json"
     save(records.folder / name, {"link": link, **found})
+
+
+def configure_whole(records: Records, method: str, *, seed: int, is_long: bool) -> RunConfig:
+    """Return a whole run of a method on text, at the rate that was chosen for it.
+
+    Args:
+        records: Of the tuning.
+        method: Name; that of an outer Lion with its rate, or without.
+        seed: Of the run.
+        is_long: Whether it is longer than DDP's.
+
+    Raises:
+        SystemExit: No rate has been chosen yet, or the name has another one.
+    """
+    cell = _find_cell(records, method)
+    rate = choose_rate(cell, records.read).rate
+    if rate is None:
+        sys.exit(f"no rate has been chosen yet for {method}")
+    cell = lengthen(cell) if is_long else cell
+    config = replace(cell.config(rate, seed, is_tuning=False), workers=WORKERS)
+    if method not in (cell.method, config.method):
+        sys.exit(f"the rate of {method} was not chosen: expected {config.method}")
+    return config
 
 
 def _find_cell(records: Records, method: str) -> ContestCell:

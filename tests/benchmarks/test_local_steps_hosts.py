@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,50 @@ def test_hosts_exchange_what_methods_exchange() -> None:
         assert each["sent"]["signs"] == 2 * 2 * (shard + 4 * tensors + 4 + shard)
         wire = sum(8 + math.ceil(14 * max(1, round(size / 64)) / 8) for size in (2000, 7, 15))
         assert each["sent"]["sparse"] == 2 * 2 * wire
+
+
+class Recorder:
+    """A contestant that notes the bytes of each of its exchanges."""
+
+    def __init__(self, contestant: Any) -> None:
+        self._contestant = contestant
+        self.prepare = contestant.prepare
+        self.sent: list[int] = []
+
+    def exchange(self) -> None:
+        before = self._contestant.account.sent_bytes
+        self._contestant.exchange()
+        self.sent.append(self._contestant.account.sent_bytes - before)
+
+
+def time_low_ranks(rank: int, world_size: int, place: str) -> dict[str, Any]:
+    """Return the bytes of each exchange, and what was timed."""
+    with imported_study() as found:
+        contestants = found.contestants.make_contestants(draw_params())
+        names = (found.contestants.LOW_RANK, found.contestants.LOW_RANK_4)
+        recorders = {name: Recorder(contestants[name]) for name in names}
+        job = found.lab_host.Job(
+            task="text", folder="", out="", links=("10mbit",), repetitions=2, place=place
+        )
+        timed = found.lab_host.time_links(job, lambda: None, recorders)
+        sent = {name: each.sent for name, each in recorders.items()}
+        return {"sent": sent, "seconds": timed.seconds, "cpu_seconds": timed.cpu_seconds}
+
+
+def test_only_compressed_exchanges_of_powersgd_are_timed(tmp_path: Path) -> None:
+    (tmp_path / "set").write_text("10mbit")  # in place of the program that owns the lab
+    results = run_workers(time_low_ranks, 3, str(tmp_path))
+    whole = 2 * 2 * 4 * (2000 + 7 + 15) // 3
+    for each in results:
+        for name, rank in (("low rank", 1), ("low rank 4", 4)):
+            sent = each["sent"][name]
+            compressed = 2 * 2 * 4 * (rank * (40 + 50) + 7 + 15) // 3
+            assert sent[0] == pytest.approx(whole, abs=8)
+            assert sent[-3:] == pytest.approx([compressed] * 3, abs=8)
+            # Those that are timed have others like them before: one at this rate, and one without.
+            assert sent[-4] == sent[-1]
+            assert len(each["seconds"]["10mbit"][name]) == 2
+            assert all(cpu_s > 0 for cpu_s in each["cpu_seconds"]["10mbit"][name])
 
 
 def exchange_signs(rank: int, world_size: int) -> tuple[Tensor, Tensor]:

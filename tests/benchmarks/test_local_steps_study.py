@@ -205,6 +205,43 @@ def test_one_bit_adam_pays_for_its_warm_up(study: Any) -> None:
     assert [pace.step_at(pace.seconds(n)) for n in (5, 20, 70)] == pytest.approx([5, 20, 70])
 
 
+def read_traffic(study: Any, method: str, bits: float) -> Any:
+    archive = Archive(best_at())
+    cell = study.contest.make_cell("text", method)
+    for run in archive.complete(study, "text-tuning", "text-8"):
+        archive.found[run.name] |= {"bits_up": bits, "bits_down": bits}
+    return study.arrivals.Entry.read(cell, archive.read).traffic
+
+
+def test_one_bit_adam_sends_more_while_it_warms_up(study: Any) -> None:
+    # 4 million parameters: 32 bits each way are 32 MB in each of 90 of 448 steps, and 1 bit 1 MB.
+    traffic = read_traffic(study, "one-bit-adam", (90 * 32 + 358 * 1) / 448)
+    assert traffic.megabytes(10) == pytest.approx(10 * 32)
+    assert traffic.megabytes(448) == pytest.approx(90 * 32 + 358)
+    steps = (5, 90, 91, 300)
+    assert [traffic.step_at(traffic.megabytes(n)) for n in steps] == pytest.approx(steps)
+
+
+def test_other_methods_send_equally_much_in_each_step(study: Any) -> None:
+    traffic = read_traffic(study, "majority", 1.0)
+    assert traffic.megabytes(10) == pytest.approx(10.0)
+    assert traffic.step_at(25.0) == pytest.approx(25.0)
+
+
+def test_the_table_and_the_picture_pay_for_the_warm_up(study: Any) -> None:
+    archive = Archive(best_at())
+    for run in archive.complete(study, "text-tuning", "text-8"):
+        bits = (90 * 32 + 358) / 448 if run.method == "one-bit-adam" else 4.0
+        archive.found[run.name] |= {"bits_up": bits, "bits_down": bits}
+    entries = study.page.read_entries("text", archive)
+    rows = {row[0]: row[1:] for row in study.page._tabulate_bytes(entries).rows}
+    # 4 MB in each of 448 steps pay for 56 steps of the warm-up.
+    assert rows["1-bit Adam"][:2] == ["7228", f"{4 - 2 * 56 / 448:.3f}"]
+    panels = study.page._collect_panels(entries, {link: {} for link in study.page.LINK_TITLES})
+    step_32 = panels["megabytes up and down"]["1-bit Adam"][1]
+    assert step_32[0] == pytest.approx(32 * 32)
+
+
 def test_only_the_exchange_of_ddp_can_hide(study: Any) -> None:
     hidden = partial(study.arrivals.find_pace, steps=100, hides=True)
     assert hidden("global-adamw", blocks=BLOCKS).seconds(2) == 12.0
@@ -270,12 +307,13 @@ def test_a_report_without_records_says_that_nothing_is_known(study: Any, tmp_pat
     assert "| text-tuning | 18 | 0 | 54 |" in text
 
 
-def test_whole_runs_are_beside_what_is_computed(study: Any, tmp_path: Path) -> None:
-    config = {"method": "local-8-scaled-plain", "steps": 448, "seed": 1}
-    whole = {"task": "text", "link": "10mbit", "config": config, "test_curve": [[448, 140.0, 2.0]]}
-    study.laboratory.save(tmp_path / "whole_one.json", whole)
+def test_the_report_shows_seconds_on_a_core_where_they_were_measured(
+    study: Any, tmp_path: Path
+) -> None:
     save = {"task": "text", "conditions": {}, "seconds": {"10mbit": BLOCKS}}
+    save["cpu_seconds"] = {"10mbit": {"sparse": [0.3, 0.1, 0.2]}}
     study.laboratory.save(tmp_path / "seconds_text.json", save)
     records = SimpleNamespace(read={}.get, folder=tmp_path)
     text = study.page.write_report(records, tmp_path).read_text()
-    assert "| 140.0 | 134.4 | 2.0000 |" in text
+    assert "| exchange: sparse | 0.4 (0.4 - 0.4); 0.2 |" in text
+    assert "| exchange: signs | 0.5 (0.5 - 0.5) |" in text
