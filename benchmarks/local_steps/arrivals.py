@@ -35,6 +35,8 @@ from crossing import Curve, cross
 from lab_host import COMPUTE
 from schedule import WARM_UP_SHARE
 
+from distlion.lab.baselines import PowerSGD
+
 SHARES = (0.5, 0.8, 1.0)
 """Of DDP's steps, after which its loss is the target."""
 _EXCHANGES = {
@@ -93,7 +95,7 @@ class Slope:
     Attributes:
         each: Growth in a step after the warm-up.
         warm_up_each: Growth in a step of the warm-up.
-        warm_up: Steps of 1-bit Adam's warm-up; 0 for others.
+        warm_up: First steps that send 32 bits, of 1-bit Adam and PowerSGD; 0 for others.
     """
 
     each: float
@@ -120,7 +122,7 @@ class Pace:
     Attributes:
         compute_s: c, of each step.
         exchange_s: e, of each exchange after the warm-up.
-        warm_up_s: e while 1-bit Adam warms up.
+        warm_up_s: e of the first steps, which send 32 bits.
         warm_up: Steps of that warm-up; 0 for others.
         every: Steps from exchange to exchange.
         hides: Whether the exchange hides behind the computing of its step.
@@ -155,7 +157,7 @@ class Traffic:
 
     Attributes:
         step_mb: Of a step after the warm-up, the mean over a period.
-        warm_up_mb: Of a step while 1-bit Adam warms up.
+        warm_up_mb: Of each of the first steps, which send 32 bits.
         warm_up: Steps of that warm-up; 0 for others.
     """
 
@@ -177,8 +179,10 @@ class Traffic:
 
 
 def _count_warm_up(method: str, steps: int) -> int:
-    """Return the steps of 1-bit Adam's warm-up in a run; 0 for others."""
-    return max(1, round(WARM_UP_SHARE * steps)) if method == ONE_BIT else 0
+    """Return the first steps of a run that send 32 bits, of 1-bit Adam and PowerSGD."""
+    if method == ONE_BIT:
+        return max(1, round(WARM_UP_SHARE * steps))
+    return PowerSGD().start_step if method in (POWERSGD, POWERSGD_4) else 0
 
 
 def find_pace(method: str, steps: int, blocks: Blocks, *, hides: bool = False) -> Pace | None:

@@ -128,7 +128,7 @@ def _lay_out_task(task: str, records: Records) -> Iterator[Block]:
     yield _tabulate_equal_seconds(entries, blocks)
     yield Paragraph(
         "**Loss after equal bytes**: megabytes up and down. 1-bit Adam sends 32 bits each way "
-        "in the first fifth of its run, so its early steps pay more than the mean."
+        "in the first fifth of its run and PowerSGD in two steps, so early steps pay more."
     )
     yield _tabulate_bytes(entries)
     picture = draw_panels(

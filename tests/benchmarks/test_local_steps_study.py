@@ -182,8 +182,6 @@ BLOCKS = {
     [
         ("global-adamw", 6.2),
         ("fp16-adamw", 3.2),
-        ("powersgd-1-adamw", 0.3),
-        ("powersgd-adamw", 0.4),
         ("majority-betas-90-95", 0.7),
         ("local-8-scaled-plain", 0.3),
         ("local-16-estimate-2-nesterov", 0.3),
@@ -196,6 +194,12 @@ def test_a_step_pays_its_share_of_an_exchange(study: Any, method: str, seconds: 
     pace = study.arrivals.find_pace(method, 448, BLOCKS)
     assert pace.seconds(100) == pytest.approx(100 * seconds)
     assert pace.step_at(pace.seconds(37.5)) == pytest.approx(37.5)
+
+
+@pytest.mark.parametrize(("rank", "seconds"), [("-1", 0.3), ("", 0.4)])
+def test_powersgd_pays_for_two_steps_in_32_bits(study: Any, rank: str, seconds: float) -> None:
+    pace = study.arrivals.find_pace(f"powersgd{rank}-adamw", 448, BLOCKS)
+    assert pace.seconds(100) == pytest.approx(2 * 6.2 + 98 * seconds)
 
 
 def test_one_bit_adam_pays_for_its_warm_up(study: Any) -> None:
