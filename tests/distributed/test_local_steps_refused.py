@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import distlion
 from checkpoint.runs import make_model
@@ -117,10 +122,12 @@ def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | No
     params = make_params(SHAPES)
     optimizer = make(params, delay=2 if kind == "late" else 0)
     train(optimizer, params.values(), rank, 0, EVERY + 1)
-    first = copy.deepcopy(optimizer.state_dict())
+    first, inner_state = copy.deepcopy((optimizer.state_dict(), optimizer.inner.state_dict()))
     train(optimizer, params.values(), rank, EVERY + 1, EVERY + 2)
     second = copy.deepcopy(optimizer.state_dict())
     if kind == "inner alone":
+        first = inner_state
+    elif kind == "lost":
         first.pop("local_steps")
     elif kind == "late":
         first["local_steps"]["local_step"] = EVERY + 2
@@ -138,6 +145,7 @@ def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | No
     [
         ("step", "4 steps, 1 of them since the last vote on rank 1"),
         ("inner alone", "a state without local steps on rank 1"),
+        ("lost", "refused on rank 1, .* lost its key 'local_steps'"),
         ("late", "an outcome to be taken on rank 1"),
     ],
 )
@@ -146,6 +154,36 @@ def test_states_of_different_steps_are_loaded_on_none(kind: str, words: str) -> 
         assert_raised(found, errors.CheckpointError, "nothing was changed anywhere", words)
         assert step == EVERY + 2
         assert is_kept
+
+
+def load_what_is_not_ours(rank: int, world_size: int) -> tuple[list[Caught | None], int, bool]:
+    """Load a state that torch's function has cut down, and one of the other worker."""
+    model = nn.Linear(7, 3)
+    optimizer = distlion.LocalSteps(torch.optim.AdamW(model.named_parameters()), every=EVERY)
+    set_grads(model.parameters(), 0, rank)
+    optimizer.step()
+    optimizer.zero_grad()
+    states = [optimizer.state_dict() for _ in range(world_size)]
+    dist.all_gather_object(states, optimizer.state_dict())
+    kept = optimizer.state
+    lost = get_optimizer_state_dict(model, optimizer)
+    found = [
+        catch(lambda: set_optimizer_state_dict(model, optimizer, lost)),
+        catch(lambda: optimizer.load_state_dict(states[1 - rank])),
+    ]
+    is_kept = optimizer.state is kept
+    optimizer.load_state_dict(states[rank])
+    optimizer.load_state_dict(optimizer.inner.state_dict())
+    return found, optimizer.local_step, is_kept
+
+
+def test_a_state_that_has_lost_a_part_or_is_another_workers_is_refused() -> None:
+    for found, step, is_kept in run_workers(load_what_is_not_ours, N_WORKERS):
+        lost, others = found
+        words = "has lost its key 'local_steps'", "Save with distlion.save_checkpoint"
+        assert_raised(lost, errors.CheckpointError, *words)
+        assert_raised(others, errors.CheckpointError, "these are the momenta of worker")
+        assert (step, is_kept) == (1, True)
 
 
 def vote_a_call_apart(rank: int, world_size: int, at: int) -> tuple[Caught | None, int]:

@@ -26,6 +26,7 @@ from planted_newcomer import NEWCOMER
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
 from planted_reliability import RELIABILITY
+from planted_sharded_local import SHARDED_LOCAL
 from planted_signals import SIGNALS
 from planted_state import STATES
 from planted_trainers import TRAINERS
@@ -59,6 +60,7 @@ EVERYWHERE = (
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
     *LOCAL_PARTS,
+    *SHARDED_LOCAL,
     *RELIABILITY,
     *WEIGHTS,
     *LATENCY,

@@ -217,6 +217,22 @@ def test_a_state_of_the_inner_optimizer_alone_loads() -> None:
     assert other.local_step == 0
 
 
+def test_a_state_that_has_lost_its_key_is_refused_until_its_groups_say_nothing_of_it() -> None:
+    optimizer, params = make(make_adamw)
+    train(optimizer, params.values(), 0, 0, 4)
+    state = optimizer.state_dict()
+    del state["local_steps"]
+    other, _ = make(make_adamw)
+    with pytest.raises(CheckpointError, match="has lost its key 'local_steps'"):
+        other.load_state_dict(state)
+    assert not other.state
+    for group in state["param_groups"]:
+        del group["local_steps"]
+    other.load_state_dict(state)
+    assert other.state
+    assert all("local_steps" not in group for group in other.param_groups)
+
+
 def test_parameters_that_are_added_are_voted_on() -> None:
     optimizer, params = make(outer_momentum=0.5)
     train(optimizer, params.values(), 0, 0, 4)

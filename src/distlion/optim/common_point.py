@@ -25,6 +25,7 @@ from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.local_arguments import check_common_device
 from distlion.optim.outer_step import OuterMomentum, OuterStep
 from distlion.optim.parts import take_turns
+from distlion.options import ShardPieces
 from distlion.session import Fingerprint
 from distlion.step import (
     StepInputs,
@@ -101,6 +102,16 @@ class CommonPoint(DistributedLion):
     def list_turns(self) -> list[int]:
         """List the part of each parameter that votes move, in order."""
         return [param.turn for param in self._session.params]
+
+    @property
+    def outer_step(self) -> OuterStep:
+        """The outer step."""
+        return self._outer
+
+    @property
+    def shard_pieces(self) -> ShardPieces | None:
+        """The form of sharded tensors in states; None where parameters are whole."""
+        return self._pieces if isinstance(self._pieces, ShardPieces) else None
 
     @property
     def turn(self) -> int:

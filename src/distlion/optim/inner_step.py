@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
+
+_CREATES_STATE = "_init_optim_state"
+"""Function of torch.distributed.checkpoint.state_dict; its name is tested with torch 2.13."""
 
 
 def do_inner_step(outside: Optimizer, inner: Optimizer, closure: Callable[[], Any] | None) -> Any:
@@ -42,6 +46,21 @@ def do_inner_step(outside: Optimizer, inner: Optimizer, closure: Callable[[], An
         for name in ("grad_scale", "found_inf"):
             if scale is not None:
                 inner.__dict__.pop(name, None)
+
+
+def is_creating_state(inner: Optimizer) -> bool:
+    """Return whether torch's checkpoint functions take this step, to create the inner state.
+
+    They do if the state is empty: with gradients of 0 at a rate of 0, once in each save of an
+    optimizer without state.
+    """
+    if inner.state or any(float(group.get("lr", 0)) for group in inner.param_groups):
+        return False
+    # A first step of a warmup can have the same rate and gradients, so only the caller tells.
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != _CREATES_STATE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _unscale(inner: Optimizer, scale: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.step import local_tensor
+from distlion.step import is_dtensor, local_tensor
 
 
 class _Mark(NamedTuple):
@@ -106,8 +106,9 @@ class LocalPeriod:
         if self._written is not None:
             return InvalidArgumentError(
                 f"{self._written} was written to between two periods, so that its delta would hold "
-                "more than local steps. Expected the values of the common point. Load weights "
-                "before LocalSteps is made, or all by load_checkpoint"
+                "more than local steps. Expected the values of the common point, or those that its "
+                "state was loaded with. Load weights before LocalSteps is made, or before its "
+                "state"
             )
         present = [param for group in groups for param in group["params"]]
         for param in present:
@@ -140,6 +141,8 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _stamp(param: Tensor) -> tuple[int, int]:
-    tensor = local_tensor(param)
-    return tensor._version, tensor.data_ptr()
+def _stamp(param: Tensor) -> tuple[int, int] | None:
+    """Return a parameter's counter of writes and its address; None for a DTensor."""
+    if is_dtensor(param):  # writes to it do not move the counter of its shard
+        return None
+    return param._version, param.data_ptr()

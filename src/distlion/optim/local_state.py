@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError
@@ -14,20 +15,27 @@ from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.saved_state import reading_state, restoring
 
 LOCAL_KEY = "local_steps"
-"""Key of the state dict, beside "state" and "param_groups"."""
+"""Key of the state dict, beside "state" and "param_groups"; also of each saved group."""
+
+_BESIDE = "kept beside the groups"
+"""Value in each saved group: it shows whether the state has lost the rest."""
 
 CALL = "load_state_dict()"
 _SCHEDULE = {"every", "parts", "local_step", "steps_since_vote", "late_part"}
 
 
-def export_local_state(votes: LocalVotes) -> dict[str, Any]:
-    """Return all state outside the inner optimizer, except the parameters.
+def export_local_state(inner_state: dict[str, Any], votes: LocalVotes) -> dict[str, Any]:
+    """Return the inner optimizer's state, and beside it all else except the parameters.
+
+    Args:
+        inner_state: The inner optimizer's state dict.
+        votes: The votes on its deltas.
 
     Raises:
         CheckpointError: An exception cut the commit of a vote short.
     """
     progress, common = votes.progress, votes.wait()
-    return {
+    own = {
         "every": votes.schedule.every,
         "parts": votes.schedule.parts,
         "local_step": progress.calls,
@@ -38,6 +46,18 @@ def export_local_state(votes: LocalVotes) -> dict[str, Any]:
         "outer_momentum": [each.detach() for each in common.outer_momentum.buffers],
         "votes": common.state_dict(),
     }
+    groups = [{**group, LOCAL_KEY: _BESIDE} for group in inner_state["param_groups"]]
+    return {**inner_state, "param_groups": groups, LOCAL_KEY: own}
+
+
+def list_marks(state_dict: Mapping[str, Any]) -> list[Any]:
+    """List the values by which saved groups show that ``LocalSteps`` saved them."""
+    groups = state_dict.get("param_groups")
+    if not isinstance(groups, list | tuple):
+        return []
+    return [
+        group[LOCAL_KEY] for group in groups if isinstance(group, Mapping) and LOCAL_KEY in group
+    ]
 
 
 def load_local_state(
@@ -62,11 +82,15 @@ def load_local_state(
     with restoring(inner):
         try:
             with reading_state():
-                own = state_dict.get(LOCAL_KEY)
+                own = _find_own(state_dict, votes)
                 if own is not None:
                     progress = _parse(own, votes)
                     said = progress.describe()
-                inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+                groups = [
+                    {key: group[key] for key in group if key != LOCAL_KEY}
+                    for group in state_dict["param_groups"]
+                ]
+                inner.load_state_dict({"state": state_dict["state"], "param_groups": groups})
         except CheckpointError as error:
             problem = error
         common.agree(CALL, problem, said)
@@ -80,6 +104,52 @@ def load_local_state(
         for buffer, saved in zip(common.outer_momentum.buffers, own["outer_momentum"], strict=True):
             buffer.copy_(saved)
     return progress
+
+
+def _find_own(state_dict: Mapping[str, Any], votes: LocalVotes) -> Mapping[str, Any] | None:
+    """Return the state beside the inner optimizer's; None where another optimizer saved it.
+
+    Raises:
+        CheckpointError: It was lost, or has another form.
+    """
+    own: Mapping[str, Any] | None = state_dict.get(LOCAL_KEY)
+    marks = list_marks(state_dict)
+    if own is None and any(isinstance(mark, Mapping) for mark in marks):
+        raise CheckpointError(
+            "the state was saved by LocalSteps of sharded parameters, and these are whole. "
+            "Expected one of whole parameters. Load it into an optimizer of DTensors"
+        )
+    if own is None and marks:
+        raise CheckpointError(
+            f"the state has lost its key {LOCAL_KEY!r}, which holds the common point, residuals "
+            "and the place between votes. A function that keeps only 'state' and 'param_groups' "
+            "has dropped it, such as torch's get_optimizer_state_dict. Save with "
+            "distlion.save_checkpoint, or all that state_dict() returns. To begin with the inner "
+            f"optimizer's state alone, remove {LOCAL_KEY!r} from the saved groups"
+        )
+    if votes.common.shard_pieces is None:
+        return own
+    if own is not None:
+        raise CheckpointError(
+            "the state was saved by LocalSteps of whole parameters, and these are DTensors. "
+            "Expected one of DTensors. Load it into an optimizer of whole parameters"
+        )
+    _check_inner_alone(state_dict, votes)
+    return None
+
+
+def _check_inner_alone(state_dict: Mapping[str, Any], votes: LocalVotes) -> None:
+    """Check that an inner state of sharded parameters is not that of all workers."""
+    shapes = {tuple(param.shape) for param in votes.pairs.own}
+    for key, entry in state_dict["state"].items():
+        for name, value in entry.items():
+            shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+            if shape[1:] in shapes and shape not in shapes:
+                raise CheckpointError(
+                    f"{name!r} of {key!r} has the shape {shape}, that of all workers' state, and "
+                    f"the groups have lost {LOCAL_KEY!r}. Expected all that state_dict() of "
+                    "LocalSteps returns. Do not remove keys from it"
+                )
 
 
 def check_schedule(saved: Mapping[str, Any], schedule: Schedule, what: str) -> None:

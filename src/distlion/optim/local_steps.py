@@ -15,9 +15,14 @@ from distlion.aggregation import Aggregation
 from distlion.exchange import Exchange
 from distlion.optim.around import AroundInner
 from distlion.optim.common_point import CommonPoint
-from distlion.optim.inner_step import do_inner_step
+from distlion.optim.inner_step import do_inner_step, is_creating_state
 from distlion.optim.local_arguments import Schedule
-from distlion.optim.local_state import LOCAL_KEY, export_local_state, load_local_state
+from distlion.optim.local_sharded_state import (
+    export_sharded_state,
+    has_sharded_form,
+    load_sharded_state,
+)
+from distlion.optim.local_state import export_local_state, load_local_state
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.outer_step import OuterStep
 from distlion.options import Diagnosis, Nodes
@@ -246,7 +251,8 @@ class LocalSteps(AroundInner):
             ConfigMismatchError: As the class, or workers vote after different numbers of steps.
 
         Notes:
-            A step that raises before its inner step has ended does not count.
+            A step that raises before its inner step has ended does not count. Nor does the one by
+            which torch.distributed.checkpoint creates the inner optimizer's state.
         """
         try:
             result = self._take_step(closure)
@@ -258,6 +264,8 @@ class LocalSteps(AroundInner):
         return result
 
     def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+        if is_creating_state(self._inner):
+            return do_inner_step(self, self._inner, closure)
         self._votes.period.check_begin()
         result = do_inner_step(self, self._inner, closure)
         self._votes.count_step()
@@ -294,28 +302,36 @@ class LocalSteps(AroundInner):
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: the inner optimizer's, and under "local_steps" all else.
 
-        ``save_checkpoint`` keeps the states of all workers.
+        ``save_checkpoint`` keeps the states of all workers. With sharded parameters all is in
+        "state" and "param_groups", also this worker's parameters: DTensors of the shape (workers,
+        *shape) where workers differ, for torch.distributed.checkpoint.
 
         Raises:
             CheckpointError: An exception cut the commit of a vote short.
+            UnsupportedTypeError: Parameters are sharded, and the inner state is not cut like them.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        own = export_local_state(self._votes)
-        return self._run_hooks_of_saving({**self._inner.state_dict(), LOCAL_KEY: own})
+        if self._votes.common.shard_pieces is not None:
+            return self._run_hooks_of_saving(export_sharded_state(self._inner, self._votes))
+        saved = export_local_state(self._inner.state_dict(), self._votes)
+        return self._run_hooks_of_saving(saved)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this worker; every worker must call it. Parameters are the model's.
 
-        A state of the inner optimizer alone loads too: the rest keeps its present values.
+        A state of sharded parameters has them too: load the model's weights before it. A state of
+        the inner optimizer alone loads too: the rest keeps its present values.
 
         Raises:
-            CheckpointError: It belongs to another worker, or does not fit; on every rank.
+            CheckpointError: It belongs to another worker, has lost a part, or does not fit; on
+                every rank.
             StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
         """
         state_dict = self._run_hooks_of_loading(state_dict)
-        progress = load_local_state(self._inner, self._votes, state_dict)
-        if progress is not None:
+        if has_sharded_form(self._votes, state_dict):
+            load_sharded_state(self._inner, self._votes, state_dict)
+        elif progress := load_local_state(self._inner, self._votes, state_dict):
             self._votes.progress = progress
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)

@@ -94,7 +94,9 @@ class ShardPieces:
         """
         if not isinstance(exp_avg, Tensor):
             return exp_avg
-        local_shape, stacked = self.momentum_shape(param), self._stacked_shape(param)
+        local_shape, stacked = self.momentum_shape(param), self.stacked_shape(param)
+        if _is_cut_like(param, exp_avg):
+            return local_tensor(exp_avg)
         if is_dtensor(exp_avg):
             mesh, placements = self._state_place(param)
             if exp_avg.shape == stacked and exp_avg.device_mesh == mesh:  # type: ignore[attr-defined]
@@ -116,20 +118,17 @@ class ShardPieces:
         """
         if not is_dtensor(exp_avg):
             return self.localize(param, exp_avg)
-        fits = exp_avg.shape in (param.shape, self._stacked_shape(param))
+        fits = exp_avg.shape in (param.shape, self.stacked_shape(param))
         shape = self.momentum_shape(param) if fits else exp_avg.shape
         return local_tensor(exp_avg).new_zeros(()).expand(shape)
 
     def describe_cut(self, param: Tensor, exp_avg: Any) -> str:
         """Describe the cut of a saved momentum if ``localize`` asks other ranks for it, else ""."""
-        if not is_dtensor(exp_avg):
+        if not is_dtensor(exp_avg) or _is_cut_like(param, exp_avg):
             return ""
-        mesh, placements = self._state_place(param)
-        cut = exp_avg.device_mesh, tuple(exp_avg.placements)
-        if exp_avg.shape == self._stacked_shape(param) and cut == (mesh, tuple(placements)):
-            return ""
-        shape, sizes = tuple(exp_avg.shape), tuple(exp_avg.device_mesh.shape)
-        return f"{shape} on a mesh of {sizes}, placements {exp_avg.placements}"
+        if exp_avg.shape == self.stacked_shape(param):
+            return _describe_place(exp_avg, *self._state_place(param))
+        return _describe_place(exp_avg)
 
     def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
         """Return a momentum in the form for formats that know DTensors: (voters, *shape)."""
@@ -141,13 +140,76 @@ class ShardPieces:
             mesh,
             placements,
             run_check=False,
-            shape=self._stacked_shape(param),
+            shape=self.stacked_shape(param),
             stride=(param.numel(), *torch.empty(param.shape, device="meta").stride()),
         )
         return whole
 
-    def _stacked_shape(self, param: Tensor) -> torch.Size:
-        return torch.Size([len(self._sharding.ranks.between), *param.shape])
+    @property
+    def n_workers(self) -> int:
+        """Number of workers, the first dim of a tensor that differs between them."""
+        return len(self._sharding.ranks.between)
+
+    def stacked_shape(self, param: Tensor) -> torch.Size:
+        """Return the shape of a tensor that differs between workers: (voters, *shape)."""
+        return torch.Size([self.n_workers, *param.shape])
+
+    def export_number(self, param: Tensor, number: Tensor) -> Tensor:
+        """Return a worker's number in the form for formats that know DTensors: (voters,).
+
+        Args:
+            param: A parameter, whose mesh the result has.
+            number: () any dtype.
+        """
+        from torch.distributed.tensor import DTensor
+
+        mesh, placements = self._number_place(param)
+        local = number.reshape(1).to(local_tensor(param).device)
+        size = torch.Size([self.n_workers])
+        whole: Tensor = DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=size, stride=(1,)
+        )
+        return whole
+
+    def localize_number(self, param: Tensor, numbers: Tensor) -> Tensor:
+        """Return this worker's number, from a DTensor or plain tensor of the shape (voters,).
+
+        If ``describe_number`` returns text, all ranks of its mesh must call this.
+        """
+        if not is_dtensor(numbers):
+            return numbers[self._sharding.ranks.row]
+        if not self.describe_number(param, numbers):
+            return local_tensor(numbers)[0]
+        whole: Tensor = numbers.full_tensor()  # type: ignore[attr-defined]
+        return whole[self._sharding.ranks.row]
+
+    def describe_number(self, param: Tensor, numbers: Any) -> str:
+        """Describe the cut of saved numbers as ``describe_cut`` does."""
+        if not is_dtensor(numbers):
+            return ""
+        return _describe_place(numbers, *self._number_place(param))
+
+    def wrap(self, param: Tensor, shard: Tensor) -> Tensor:
+        """Return a DTensor like the parameter, from this rank's shard of it."""
+        from torch.distributed.tensor import DTensor
+
+        whole: Tensor = DTensor.from_local(
+            shard,
+            param.device_mesh,  # type: ignore[attr-defined]
+            param.placements,  # type: ignore[attr-defined]
+            run_check=False,
+            shape=param.shape,
+            stride=param.stride(),
+        )
+        return whole
+
+    def _number_place(self, param: Tensor) -> tuple[DeviceMesh, list[Any]]:
+        """Return the mesh of a number of each worker, and its placements there."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        mesh, _ = self._state_place(param)
+        voter_dim = self._sharding.voter_dims[param.device_mesh] or 0  # type: ignore[attr-defined]
+        return mesh, [Shard(0) if dim == voter_dim else Replicate() for dim in range(mesh.ndim)]
 
     def _state_place(self, param: Tensor) -> tuple[DeviceMesh, list[Any]]:
         """Return the mesh of a momentum in the form (voters, *shape), and its placements there."""
@@ -160,6 +222,26 @@ class ShardPieces:
             return self._sharding.state_meshes[mesh], [Shard(0), *moved]
         moved[dim] = Shard(0)
         return mesh, moved
+
+
+def _is_cut_like(param: Tensor, saved: Any) -> bool:
+    """Return whether a saved tensor is cut as its parameter, so that no other rank is needed."""
+    return (
+        is_dtensor(saved)
+        and saved.shape == param.shape
+        and saved.device_mesh == param.device_mesh  # type: ignore[attr-defined]
+        and tuple(saved.placements) == tuple(param.placements)  # type: ignore[attr-defined]
+    )
+
+
+def _describe_place(
+    saved: Any, mesh: DeviceMesh | None = None, placements: Iterable[Any] = ()
+) -> str:
+    """Describe where a saved DTensor lies; "" if it is the given place."""
+    if saved.device_mesh == mesh and tuple(saved.placements) == tuple(placements):
+        return ""
+    shape, sizes = tuple(saved.shape), tuple(saved.device_mesh.shape)
+    return f"{shape} on a mesh of {sizes}, placements {saved.placements}"
 
 
 def _move_dim(placement: Any) -> Any:

@@ -94,8 +94,8 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
     if session.sharding is not None:
         raise UnsupportedTypeError(
             "the parameters are DTensors: save them with torch.distributed.checkpoint, which knows "
-            "their shards; get_optimizer_state_dict(model, optimizer) holds the momenta of all "
-            "workers, as DTensors of the shape (workers, *shape)"
+            "their shards; get_optimizer_state_dict(model, optimizer) holds the state of all "
+            "workers, as DTensors of the shape (workers, *shape) where workers differ"
         )
     if ranks.is_alone:
         return MomentumOwnership.of_one_process(1, is_stacked=False, seed=seed)

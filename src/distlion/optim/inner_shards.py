@@ -1,0 +1,172 @@
+"""The inner optimizer's state of sharded parameters, saved with a first dim for the workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlion.errors import CheckpointError, UnsupportedTypeError
+from distlion.options import ShardPieces
+from distlion.step import is_dtensor, local_tensor
+
+KINDS_KEY = "inner_state"
+"""Key of a parameter's saved entry: the kind of each tensor of its inner state, as JSON."""
+
+PRESENT_KEY = "has_inner_state"
+"""Key of a parameter's saved entry: for each worker, 1 if its inner optimizer had state, else 0."""
+
+_SHARDED, _LOCAL, _NUMBER = "sharded", "local shard", "number on "
+_PYTHON = {"bool": bool, "int": int, "float": float}
+
+
+class InnerShards:
+    """Save and load the inner state of one parameter, which differs between workers.
+
+    A tensor of the parameter's shape becomes (workers, *shape), a number becomes (workers,).
+
+    Args:
+        pieces: The form of sharded tensors in states.
+        param: The parameter.
+        name: Its name for errors.
+    """
+
+    def __init__(self, pieces: ShardPieces, param: Tensor, name: str) -> None:
+        self._pieces, self._param, self._name = pieces, param, name
+
+    def export(self, entry: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the saved form of this worker's inner state.
+
+        Args:
+            entry: The inner state.
+            like: The state of another parameter of the group, for the keys that other workers may
+                have where this one has no state.
+
+        Raises:
+            UnsupportedTypeError: A value has no saved form.
+        """
+        kinds = {key: self._find_kind(key, value) for key, value in entry.items()}
+        if entry:
+            saved = {key: self._stack(value, kinds[key]) for key, value in entry.items()}
+        else:
+            kinds, saved = self._fill(like)
+        present = torch.tensor(int(bool(entry)))
+        return {
+            **saved,
+            KINDS_KEY: json.dumps(kinds),
+            PRESENT_KEY: self._pieces.export_number(self._param, present),
+        }
+
+    def _find_kind(self, key: object, value: Any) -> str:
+        """Return the kind of a value, by which it is saved and loaded."""
+        shape = tuple(value.shape) if isinstance(value, Tensor) else None
+        if not isinstance(key, str):
+            raise UnsupportedTypeError(
+                f"{self._name}: the inner optimizer has state under {key!r}; expected a string"
+            )
+        if is_dtensor(value):
+            is_like = value.device_mesh == self._param.device_mesh  # type: ignore[attr-defined]
+            if is_like and shape == self._param.shape and value.placements == self._placements:
+                return _SHARDED
+        elif shape == ():
+            return f"{_NUMBER}{value.device.type}"
+        elif shape == tuple(self._pieces.momentum_shape(self._param)):
+            return _LOCAL
+        elif type(value).__name__ in _PYTHON:
+            return type(value).__name__
+        what = type(value).__name__ if shape is None else f"tensor of shape {shape}"
+        raise UnsupportedTypeError(
+            f"{self._name}: the inner optimizer's state {key!r} is a {what}, which differs between "
+            "workers and has no place in a state of sharded parameters. Expected numbers, and "
+            f"tensors cut like the parameter, {tuple(self._param.shape)}. Use another inner "
+            "optimizer, such as AdamW"
+        )
+
+    @property
+    def _placements(self) -> tuple[Any, ...]:
+        return tuple(self._param.placements)  # type: ignore[attr-defined]
+
+    def _stack(self, value: Any, kind: str) -> Tensor:
+        if kind in (_SHARDED, _LOCAL):
+            return self._pieces.export(self._param, local_tensor(value).detach())
+        return self._pieces.export_number(self._param, torch.as_tensor(value))
+
+    def _fill(self, like: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Return zeros where this worker has no state; formats keep one list of keys for all."""
+        kinds, saved = {}, {}
+        device, shape = local_tensor(self._param).device, self._pieces.momentum_shape(self._param)
+        for key, value in like.items():
+            # Another parameter's local shard has another shape, so it is no number here.
+            if isinstance(value, Tensor) and value.ndim:
+                kinds[key] = _SHARDED if is_dtensor(value) else _LOCAL
+                zeros = torch.zeros(shape, dtype=value.dtype, device=device)
+                saved[key] = self._pieces.export(self._param, zeros)
+            else:
+                kinds[key] = self._find_kind(key, value)
+                saved[key] = self._stack(torch.zeros_like(torch.as_tensor(value)), kinds[key])
+        return kinds, saved
+
+    def check(self, entry: Mapping[str, Any]) -> list[str]:
+        """Check a saved entry without other ranks.
+
+        Returns:
+            Lines about the cuts of its tensors, which must be equal on all ranks.
+
+        Raises:
+            CheckpointError: A tensor is missing, or has another shape.
+        """
+        self.check_shape(entry, PRESENT_KEY, (self._pieces.n_workers,))
+        lines = [self._pieces.describe_number(self._param, entry[PRESENT_KEY])]
+        for key, kind in json.loads(entry[KINDS_KEY]).items():
+            if key not in entry:
+                raise CheckpointError(
+                    f"{self._name}: the inner state {key!r} was saved, and is not in the state to "
+                    "load. Expected all of it. torch.distributed.checkpoint loads only keys that "
+                    "the optimizer's present state has: call zero_grad() before "
+                    "get_optimizer_state_dict, which then creates them"
+                )
+            if kind in (_SHARDED, _LOCAL):
+                self.check_shape(entry, key, self._pieces.stacked_shape(self._param))
+                lines.append(self._pieces.describe_cut(self._param, entry[key]))
+            else:
+                self.check_shape(entry, key, (self._pieces.n_workers,))
+                lines.append(self._pieces.describe_number(self._param, entry[key]))
+        return lines
+
+    def check_shape(self, entry: Mapping[str, Any], key: str, expected: tuple[int, ...]) -> None:
+        """Check that an entry has a tensor of this shape under a key.
+
+        Raises:
+            CheckpointError: It has not.
+        """
+        found = entry.get(key)
+        if not isinstance(found, Tensor) or tuple(found.shape) != tuple(expected):
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise CheckpointError(
+                f"{self._name}: {key!r} was saved with the shape {shape}, and this optimizer needs "
+                f"{tuple(expected)}. Expected the same parameters and number of workers. Load it "
+                "into as many workers as have saved it"
+            )
+
+    def load(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this worker's inner state, in new tensors; {} where it had none.
+
+        If ``check`` returned text, all ranks must call this.
+        """
+        pieces, param = self._pieces, self._param
+        loaded: dict[str, Any] = {}
+        is_present = bool(pieces.localize_number(param, entry[PRESENT_KEY]))
+        for key, kind in json.loads(entry[KINDS_KEY]).items():
+            if kind in (_SHARDED, _LOCAL):
+                shard = pieces.localize(param, entry[key]).clone()
+                loaded[key] = pieces.wrap(param, shard) if kind == _SHARDED else shard
+                continue
+            number = pieces.localize_number(param, entry[key])
+            if kind in _PYTHON:
+                loaded[key] = _PYTHON[kind](number.item())
+            else:
+                loaded[key] = number.to(kind.removeprefix(_NUMBER), copy=True)
+        return loaded if is_present else {}

@@ -1,0 +1,117 @@
+"""Local steps of FSDP2 models for tests: made, trained, saved by torch's own formats, compared."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import distlion
+from distlion.integrations.fsdp import disable_all_reduce
+from distributed.sharded_models import build, digest, make_mesh, run_backward, shard
+
+N_RANKS, EVERY, AT, STEPS = 4, 4, 6, 12
+
+
+def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.named_parameters(), lr=1e-2)
+
+
+def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.named_parameters(), lr=1e-1)
+
+
+class Local(torch.optim.Optimizer):
+    """An inner optimizer that keeps local tensors, and counts in Python."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in filter(lambda each: each.grad is not None, group["params"]):
+                entry, grad = self.state[param], param.grad.to_local()
+                if not entry:
+                    entry |= {"mean": torch.zeros_like(grad), "count": 0}
+                entry["count"] += 1
+                entry["mean"].lerp_(grad, 1 / entry["count"])
+                param.to_local().sub_(group["lr"] * entry["mean"])
+
+
+def make_local(model: nn.Module) -> torch.optim.Optimizer:
+    return Local(model.named_parameters())
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "adamw": (make_adamw, {"aggregation": distlion.ScaledVote()}),
+    "parts": (
+        make_adamw,
+        {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5, "parts": 2},
+    ),
+    "late": (make_adamw, {"aggregation": distlion.EstimateVote(), "delay": 3}),
+    "outer lion": (make_sgd, {"outer": "lion", "outer_lr": 1e-2}),
+    "local": (make_local, {}),
+    "2D": (make_adamw, {"aggregation": distlion.ResidualVote()}),
+}
+
+
+def make(case: str, seed: int, shards: int = 2, **more: Any) -> tuple[nn.Module, Any]:
+    mesh = make_mesh(2, shards)
+    model = shard(build(seed), mesh if case == "2D" else mesh["shard"])
+    if case == "2D":
+        disable_all_reduce(model)
+    make_inner, options = CASES[case]
+    settings = {"every": EVERY, "process_group": mesh["replicate"].get_group(), **options, **more}
+    return model, distlion.LocalSteps(make_inner(model), **settings)
+
+
+def train(model: nn.Module, optimizer: Any, rank: int, begin: int, end: int) -> None:
+    for step in range(begin, end):
+        run_backward(model, step, rank)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def get_bits(tensor: torch.Tensor) -> bytes:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return bytes(local.detach().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
+    """List all that must go on alike: places, parameters, common points and momenta."""
+    common = optimizer.outer_optimizer
+    kept = [*optimizer.common_point, *common.outer_momentum.buffers]
+    # Without betas nothing reads the momentum of deltas, so no state needs it.
+    unread = set() if common.outer_step.kind == "lion" else {"exp_avg"}
+    for entry in common.state.values():
+        kept += [entry[key] for key in sorted(entry.keys() - unread)]
+    for param in model.parameters():
+        entry = optimizer.state[param]
+        kept += [torch.as_tensor(entry[key]) for key in sorted(entry)]
+    progress = optimizer.progress
+    place = progress.calls, list(progress.since), progress.turn, optimizer.committed_step
+    return [place, digest(model), [get_bits(each) for each in kept]]
+
+
+def save(model: nn.Module, optimizer: Any, path: str) -> None:
+    state = get_optimizer_state_dict(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"optim": state, "model": model.state_dict()}, checkpoint_id=path)
+
+
+def load(model: nn.Module, optimizer: Any, path: str) -> None:
+    state, weights = get_optimizer_state_dict(model, optimizer), model.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load({"optim": state, "model": weights}, checkpoint_id=path)
+    model.load_state_dict(weights)
+    set_optimizer_state_dict(model, optimizer, state)

@@ -1,0 +1,62 @@
+"""Bugs of the state of local steps whose parameters are sharded."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+SAVES = ("distributed/test_sharded_local_saves.py",)
+REFUSED = ("distributed/test_sharded_local_refused.py",)
+
+SHARDED_LOCAL = (
+    Mutation(
+        "one worker's inner state of sharded parameters is saved for all",
+        "optim/inner_shards.py",
+        "        if kind in (_SHARDED, _LOCAL):\n            return self._pieces.export",
+        "        if kind == _SHARDED:\n            return value\n        if kind == _LOCAL:\n"
+        "            return self._pieces.export",
+        SAVES,
+    ),
+    Mutation(
+        "workers begin with the parameters of the model's own file",
+        "optim/local_sharded_state.py",
+        "            local_tensor(param).copy_(loaded.own[param])\n",
+        "",
+        SAVES,
+    ),
+    Mutation(
+        "a load into a saved state's tensors changes the model",
+        "optim/local_sharded_state.py",
+        "local_tensor(param).detach().clone()),\n            **",
+        "local_tensor(param).detach()),\n            **",
+        SAVES,
+    ),
+    Mutation(
+        "a worker without inner state gets zeros for one",
+        "optim/inner_shards.py",
+        "return loaded if is_present else {}",
+        "return loaded",
+        SAVES,
+    ),
+    Mutation(
+        "writes to sharded parameters between two periods are not seen",
+        "optim/local_period.py",
+        "    if is_dtensor(param):  # writes to it do not move the counter of its shard\n"
+        "        return None\n    return param._version, param.data_ptr()",
+        "    tensor = local_tensor(param)\n    return tensor._version, tensor.data_ptr()",
+        REFUSED,
+    ),
+    Mutation(
+        "a step by which torch creates state is a local step",
+        "optim/inner_step.py",
+        "    return frame is not None",
+        "    return False",
+        REFUSED,
+    ),
+    Mutation(
+        "a state that has lost its key is an inner optimizer's",
+        "optim/local_state.py",
+        "    if own is None and marks:",
+        "    if own is None and not marks and False:",
+        ("distributed/test_local_steps_refused.py",),
+    ),
+)
