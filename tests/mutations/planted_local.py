@@ -13,6 +13,7 @@ REAL = (
 )
 CHANGED = ("optim/test_local_steps_changed.py",)
 REFUSED = ("distributed/test_local_steps_refused.py",)
+LEFT_OUT = ("distributed/test_local_steps_left_out.py",)
 ENDS = ("distributed/test_local_steps_ends.py",)
 FILES = ("checkpoint/test_local_steps_saved.py",)
 
@@ -79,6 +80,34 @@ LOCAL_STEPS = (
         "buffer.mul_(step.momentum).add_(outcome)",
         "buffer.copy_(outcome)",
         VIRTUAL,
+    ),
+    Mutation(
+        "the outer momentum moves a parameter that nobody votes on",
+        "optim/outer_step.py",
+        "if start is None or place not in voted:",
+        "if start is None:",
+        LEFT_OUT,
+    ),
+    Mutation(
+        "the outer momentum of one worker moves a parameter that is not finite",
+        "optim/common_point.py",
+        "[n for n, each in enumerate(segments) if each.grad is not None]",
+        "[n for n, each in enumerate(segments)]",
+        ALONE,
+    ),
+    Mutation(
+        "the outer momentum of virtual workers moves a parameter that nobody votes on",
+        "virtual/collection.py",
+        "            if n_votes\n",
+        "            if n_votes >= 0\n",
+        VIRTUAL,
+    ),
+    Mutation(
+        "a rank hears of votes on its own pieces alone",
+        "options/node_route.py",
+        "for number, part in enumerate(self.parts)\n            for position",
+        "for number, part in [(self.link.rank, self.part)]\n            for position",
+        LEFT_OUT,
     ),
     Mutation(
         "the inner optimizer goes on from where it was before the vote",

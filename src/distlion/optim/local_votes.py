@@ -148,8 +148,7 @@ class LocalVotes:
     def _prepare(self) -> int:
         """Set what the next vote carries besides deltas; return the part that votes."""
         problem, turn = self.period.find_problem(self._inner.param_groups), self.common.turn
-        is_idle = not self.period.since[turn]
-        self.common.prepare_vote(self.period.calls, problem, is_idle=is_idle)
+        self.common.prepare_vote(self.period.calls, problem)
         return turn
 
     def _begin_late(self) -> None:
