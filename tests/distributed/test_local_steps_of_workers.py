@@ -350,6 +350,28 @@ def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     return copies(optimizer.common_point), copies(params.values())
 
 
+def repair_between_votes(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Rank 1 has begun its period at a common point that was damaged."""
+    params = make_params(SHAPES)
+    optimizer = make(params, on_mismatch="repair")
+    train(optimizer, params.values(), rank, 0, EVERY)
+    if rank == 1:
+        optimizer.common_point[0][0] += 1
+        with torch.no_grad():
+            params["p0"].copy_(optimizer.common_point[0])
+    optimizer.verify_replicas()
+    train(optimizer, params.values(), rank, EVERY, STEPS)
+    return copies(optimizer.common_point), copies(params.values())
+
+
+def test_a_repair_between_votes_leaves_the_bits_of_the_oracle() -> None:
+    rule = matrix.describe_delta_rule(distlion.ScaledVote())
+    expected = PlainRun(make_adamw, 3, rule=rule).do(STEPS)
+    for rank, (common, own) in enumerate(run_workers(repair_between_votes, 3)):
+        assert are_equal(common, expected.common)
+        assert are_equal(own, expected.own[rank])
+
+
 def test_a_worker_whose_common_point_is_repaired_begins_there() -> None:
     ended = run_workers(drift, 3)
     for common, own in ended:

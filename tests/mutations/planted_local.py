@@ -203,15 +203,15 @@ LOCAL_STEPS = (
     Mutation(
         "weights that are loaded after construction are a part of the next delta",
         "optim/local_period.py",
-        "self._written = self._written or self._names[mark.param]",
+        "self._written = self._written or self._names[param]",
         "pass",
         CHANGED,
     ),
     Mutation(
-        "writes that the counter does not see are a part of the first delta",
-        "optim/local_votes.py",
-        "self.pairs.pairs, is_first=True",
-        "self.pairs.pairs",
+        "writes that torch does not count are a part of the next delta",
+        "optim/local_period.py",
+        "for param, start in begun.items():",
+        "for param, start in [each for each in begun.items() if each[0]._version > 99]:",
         CHANGED,
     ),
     Mutation(
