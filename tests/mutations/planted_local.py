@@ -14,6 +14,7 @@ REAL = (
 CHANGED = ("optim/test_local_steps_changed.py",)
 REFUSED = ("distributed/test_local_steps_refused.py",)
 LEFT_OUT = ("distributed/test_local_steps_left_out.py",)
+RECOVERED = ("distributed/test_local_steps_recovered.py",)
 ENDS = ("distributed/test_local_steps_ends.py",)
 FILES = ("checkpoint/test_local_steps_saved.py",)
 
@@ -129,6 +130,20 @@ LOCAL_STEPS = (
         "if self.common.take_repair():",
         "if False:",
         REAL,
+    ),
+    Mutation(
+        "a repair between votes is a part of the next delta",
+        "optim/local_steps.py",
+        "self._votes.begin_after_repair()",
+        "pass",
+        REAL,
+    ),
+    Mutation(
+        "a vote that fails moves the workers to the common point",
+        "optim/local_votes.py",
+        "            forget_deltas(self._voting)\n",
+        "            forget_deltas(self._voting)\n            take_common(self._voting)\n",
+        RECOVERED,
     ),
     Mutation(
         "a worker that overflows leaves out the count of its step",
