@@ -54,8 +54,10 @@ class PlainRun:
         delay: int = 0,
         parts: int = 1,
         dtype: torch.dtype = torch.float32,
+        nonfinite: str = "raise",
         **outer: Any,
     ) -> None:
+        self.nonfinite = nonfinite
         self.every, self.delay, self.dtype = every // parts, delay, dtype
         self.begun: list[list[Tensor]] = []
         self.own = [[*make_params(SHAPES, dtype=dtype).values()] for _ in range(n_workers)]
@@ -113,13 +115,18 @@ class PlainRun:
     def cast(self) -> None:
         """Vote; all stay where they are."""
         begun = [common.to(self.dtype).float() for common in self.common]
+        deltas = [
+            [start - param.float() for start, param in zip(begun, params, strict=True)]
+            for params in self.own
+        ]
+        are_finite = [bool(each.isfinite().all()) for delta in deltas for each in delta]
+        if self.nonfinite != "abstain" and not all(are_finite):
+            assert self.nonfinite == "skip"
+            return
         self.oracle.vote(
             [
-                [
-                    (start - param.float()).view(-1).numpy()
-                    for start, param in zip(begun, params, strict=True)
-                ]
-                for params in self.own
+                [each.view(-1).numpy() if each.isfinite().all() else None for each in delta]
+                for delta in deltas
             ]
         )
 

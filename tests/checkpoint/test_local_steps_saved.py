@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import Tensor
 import distlion
 from checkpoint.forging import forge_tree
 from checkpoint.runs import make_model
-from cluster import run_workers
-from distlion.errors import CheckpointError
+from cluster import WorkerDiedError, run_workers
+from distlion import faults
+from distlion.errors import CheckpointError, PeerLostError
 from local_runs import EVERY, are_equal
 
 AT, STEPS = EVERY + 1, 3 * EVERY + 1
@@ -105,6 +108,41 @@ def test_workers_resume_inside_of_a_period_to_the_bits_of_an_uninterrupted_run(
     tmp_path: Path,
 ) -> None:
     assert run_workers(resume, 3, str(tmp_path)) == [[]] * 3
+
+
+def die_in_a_vote(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> str:
+    """Save inside of a period; rank 1 is killed in the next vote."""
+    worker = LocalWorker(rank, **options).train(0, AT)
+    worker.save(folder)
+    if rank == 1:
+        faults.arm(rank=1, step=1, point="framed", action=lambda subject: die())
+    try:
+        worker.train(AT, STEPS)
+    except PeerLostError as error:
+        return str(error)
+    return "nothing"
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_again(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> bool:
+    """Load the newest checkpoint of a run that was killed; compare its end with a whole run."""
+    whole = LocalWorker(rank, **options).train(0, STEPS)
+    worker = LocalWorker(rank, **options)
+    loaded = worker.load(folder)
+    assert loaded.local_step == AT
+    return are_equal(worker.train(AT, STEPS).tensors(), whole.tensors())
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["residuals, momentum", "a late vote"])
+def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path, kind: str) -> None:
+    first, victim, third = run_workers(die_in_a_vote, 3, str(tmp_path), KINDS[kind], may_die=True)
+    assert isinstance(victim, WorkerDiedError)
+    assert "rank 1" in first and "rank 1" in third
+    assert run_workers(start_again, 3, str(tmp_path), KINDS[kind]) == [True] * 3
 
 
 def test_a_single_worker_resumes_too(tmp_path: Path) -> None:

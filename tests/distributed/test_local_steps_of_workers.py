@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +11,12 @@ from torch import Tensor, nn
 
 import distlion
 import matrix
-from cluster import WorkerDiedError, run_workers
+from cluster import run_workers
 from distlion import faults
 from distlion.aggregation import Aggregation
 from drawn import make_params, set_grads
 from failures import Caught, assert_raised
+from local_cases import N_WORKERS, check_cases
 from local_runs import (
     EVERY,
     SHAPES,
@@ -33,7 +32,6 @@ from local_runs import (
 
 pytestmark = pytest.mark.distributed
 
-N_WORKERS = 3
 AT_VOTE = 1
 """The vote that faults meet."""
 BEFORE = EVERY * (AT_VOTE + 1) - 1
@@ -41,43 +39,6 @@ BEFORE = EVERY * (AT_VOTE + 1) - 1
 
 Options = dict[str, Any]
 Ended = tuple[list[Tensor], list[Tensor]]
-
-
-def run_cases(rank: int, world_size: int, cases: list[Options]) -> list[Ended]:
-    """Train with one optimizer after the other; also look at what was sent."""
-    found = []
-    for options in cases:
-        params = make_params(SHAPES)
-        optimizer = make(params, **options)
-        for step in range(STEPS):
-            before = optimizer.traffic.sent_bytes
-            train(optimizer, params.values(), rank, step, step + 1)
-            is_vote = (step + 1) % EVERY == 0
-            if options.get("delay"):
-                assert (optimizer.progress.turn is not None) == (
-                    step + 1 >= EVERY and (step + 1) % EVERY < options["delay"]
-                )
-            sent = optimizer.traffic.sent_bytes - before
-            assert options.get("delay") or sent == is_vote * optimizer.plan.sent_bytes
-        assert optimizer.local_step == STEPS
-        optimizer.verify_replicas()
-        assert optimizer.committed_step == STEPS // EVERY
-        assert optimizer.traffic.steps == STEPS // EVERY
-        found.append((copies(optimizer.common_point), copies(params.values())))
-    return found
-
-
-def check_cases(rules: list[Aggregation], cases: list[Options], outers: list[Options]) -> None:
-    """Compare real workers with plain torch and the oracle of votes."""
-    ended = run_workers(run_cases, N_WORKERS, cases)
-    for number, rule in enumerate(rules):
-        expected = PlainRun(
-            make_adamw, N_WORKERS, rule=matrix.describe_delta_rule(rule), **outers[number]
-        ).do(STEPS)
-        for rank, found in enumerate(ended):
-            common, own = found[number]
-            assert are_equal(common, expected.common), (rank, rule)
-            assert are_equal(own, expected.own[rank]), (rank, rule)
 
 
 def test_every_rule_gives_the_bits_of_the_oracle() -> None:
@@ -96,18 +57,6 @@ def test_every_pattern_gives_the_bits_of_the_oracle() -> None:
         [{"aggregation": rule, "exchange": pattern} for rule, pattern in cases],
         [{}] * len(cases),
     )
-
-
-def test_every_outer_step_gives_the_bits_of_the_oracle() -> None:
-    given = [
-        {"outer_lr": 0.7},
-        {"outer_lr": 0.5, "outer_momentum": 0.9},
-        {"outer_lr": 0.5, "outer_momentum": 0.9, "nesterov": True},
-    ]
-    outers = [
-        {name.removeprefix("outer_"): value for name, value in outer.items()} for outer in given
-    ]
-    check_cases([distlion.ScaledVote()] * len(given), given, outers)
 
 
 def test_an_outcome_that_is_taken_later_is_that_of_the_same_schedule() -> None:
@@ -197,7 +146,7 @@ def meet(
         )
     unchanged = are_equal(optimizer.common_point, before)
     faults.disarm_all()
-    if action is not die if found is None else found.unchanged:  # recoverable, see above
+    if found is None or found.unchanged:  # recoverable, see above
         train(optimizer, params.values(), rank, BEFORE + 1, BEFORE + 1 + EVERY)
     counts = (optimizer.local_step, optimizer.committed_step)
     return found, unchanged, copies(optimizer.common_point), copies(params.values()), counts
@@ -213,14 +162,6 @@ def turn_own_nan(optimizer: distlion.LocalSteps, subject: Any) -> None:
     with torch.no_grad():
         optimizer.list_pairs()[1][0][2] = torch.nan
     turn_nan(optimizer, subject)
-
-
-def flip_bit(optimizer: distlion.LocalSteps, subject: Any) -> None:
-    subject.view(-1)[-1] ^= 1
-
-
-def die(optimizer: distlion.LocalSteps, subject: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_delta_that_is_not_finite_stops_all_and_all_go_on() -> None:
@@ -247,30 +188,6 @@ def test_a_worker_that_is_not_finite_begins_anew_at_the_common_point(nonfinite: 
         assert are_equal(common, first)
         assert are_equal(own, common)
         assert counts == (BEFORE + 1 + EVERY, AT_VOTE + 1 + (nonfinite == "abstain"))
-
-
-@pytest.mark.parametrize("rule", [distlion.ScaledVote(), distlion.ResidualVote()])
-def test_bytes_that_are_damaged_stop_all_with_nothing_taken(rule: Aggregation) -> None:
-    options = {"aggregation": rule, "exchange": distlion.AllReduce()}
-    for found, unchanged, _, _, counts in run_workers(meet, N_WORKERS, "framed", flip_bit, options):
-        assert_raised(found, distlion.errors.CorruptFrameError, "damaged")
-        assert unchanged
-        assert counts == (BEFORE + 1, AT_VOTE)
-
-
-@pytest.mark.parametrize("point", ["before_step", "framed", "counted", "before_commit"])
-def test_a_worker_that_dies_in_a_vote_leaves_the_common_point_whole(point: str) -> None:
-    options = {"exchange": distlion.AllReduce()}
-    ended = run_workers(meet, N_WORKERS, point, die, options, may_die=True)
-    assert isinstance(ended[1], WorkerDiedError)
-    # Who had sent all that it had to send let the others complete the vote.
-    complete = point == "before_commit"
-    for found, unchanged, _, _, counts in (ended[0], ended[2]):
-        assert unchanged == (not complete)
-        assert counts[1] == AT_VOTE + complete
-        if not complete:
-            caught = assert_raised(found, distlion.errors.PeerLostError, "rank 1")
-            assert caught.committed_step == AT_VOTE
 
 
 def overflow(rank: int, world_size: int) -> tuple[tuple[int, int], float, list[Tensor]]:
@@ -348,6 +265,28 @@ def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
         optimizer.common_point[0][0] += 1
     train(optimizer, params.values(), rank, EVERY + 1, 2 * EVERY)
     return copies(optimizer.common_point), copies(params.values())
+
+
+def repair_between_votes(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Rank 1 has begun its period at a common point that was damaged."""
+    params = make_params(SHAPES)
+    optimizer = make(params, on_mismatch="repair")
+    train(optimizer, params.values(), rank, 0, EVERY)
+    if rank == 1:
+        optimizer.common_point[0][0] += 1
+        with torch.no_grad():
+            params["p0"].copy_(optimizer.common_point[0])
+    optimizer.verify_replicas()
+    train(optimizer, params.values(), rank, EVERY, STEPS)
+    return copies(optimizer.common_point), copies(params.values())
+
+
+def test_a_repair_between_votes_leaves_the_bits_of_the_oracle() -> None:
+    rule = matrix.describe_delta_rule(distlion.ScaledVote())
+    expected = PlainRun(make_adamw, 3, rule=rule).do(STEPS)
+    for rank, (common, own) in enumerate(run_workers(repair_between_votes, 3)):
+        assert are_equal(common, expected.common)
+        assert are_equal(own, expected.own[rank])
 
 
 def test_a_worker_whose_common_point_is_repaired_begins_there() -> None:

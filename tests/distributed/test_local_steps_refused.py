@@ -34,6 +34,22 @@ def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
         params["p1"].fill_(7.0)
 
 
+def write_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].data.add_(1.0)
+
+
+def add_by_foreach(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    torch._foreach_add_([params["p1"].data], 1.0)
+
+
+def fill_from_a_vector(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    nn.utils.vector_to_parameters(torch.ones(5), [params["p1"]])
+
+
+def exchange_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].data = params["p1"].data + 1.0
+
+
 def add_to_inner(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
     optimizer.inner.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
 
@@ -76,12 +92,38 @@ def test_what_one_worker_changed_behind_the_optimizers_back_stops_all(
         assert unchanged
 
 
+WRITES = [write_data, add_by_foreach, fill_from_a_vector, exchange_data]
+
+
+def write_after_a_vote(rank: int, world_size: int) -> list[tuple[Caught | None, bool]]:
+    """Rank 1 writes to a parameter, in ways that torch does not count as writes."""
+    found = []
+    for write in WRITES:
+        params = make_params(SHAPES)
+        optimizer = make(params)
+        train(optimizer, params.values(), rank, 0, EVERY)
+        before = copies(optimizer.common_point)
+        if rank == 1:
+            write(optimizer, params)
+        caught = catch(lambda: train(optimizer, params.values(), rank, EVERY, 2 * EVERY))  # noqa: B023
+        found.append((caught, are_equal(optimizer.common_point, before)))
+    return found
+
+
+def test_writes_that_torch_does_not_count_stop_all_at_the_next_vote() -> None:
+    words = "rank 1 cannot vote: parameter 1 of group 0, shape .5,. was written to"
+    for rows in run_workers(write_after_a_vote, N_WORKERS):
+        for found, unchanged in rows:
+            assert_raised(found, errors.StepInputError, words)
+            assert unchanged
+
+
 def write_while_late(rank: int, world_size: int) -> Caught | None:
     params = make_params(SHAPES)
     optimizer = make(params, delay=1)
     train(optimizer, params.values(), rank, 0, EVERY)
     if rank == 1:
-        load_weights(optimizer, params)
+        write_data(optimizer, params)
     train(optimizer, params.values(), rank, EVERY, 2 * EVERY)
     return catch(lambda: train(optimizer, params.values(), rank, 2 * EVERY, 2 * EVERY + 1))
 

@@ -180,8 +180,8 @@ MUTATIONS = (
     Mutation(
         "diagnostics read local rank 0",
         "options/node_route.py",
-        "own = Reply(reply.verdict, reply.present[rank], reply.payload[rank])",
-        "own = Reply(reply.verdict, reply.present[0], reply.payload[0])",
+        "self._read_part(reply, self.link.rank)",
+        "self._read_part(reply, 0)",
         ("distributed/test_node_parts.py",),
     ),
     Mutation(

@@ -13,6 +13,8 @@ REAL = (
 )
 CHANGED = ("optim/test_local_steps_changed.py",)
 REFUSED = ("distributed/test_local_steps_refused.py",)
+LEFT_OUT = ("distributed/test_local_steps_left_out.py",)
+RECOVERED = ("distributed/test_local_steps_recovered.py",)
 ENDS = ("distributed/test_local_steps_ends.py",)
 FILES = ("checkpoint/test_local_steps_saved.py",)
 
@@ -81,6 +83,34 @@ LOCAL_STEPS = (
         VIRTUAL,
     ),
     Mutation(
+        "the outer momentum moves a parameter that nobody votes on",
+        "optim/outer_step.py",
+        "if start is None or place not in voted:",
+        "if start is None:",
+        LEFT_OUT,
+    ),
+    Mutation(
+        "the outer momentum of one worker moves a parameter that is not finite",
+        "optim/common_point.py",
+        "[n for n, each in enumerate(segments) if each.grad is not None]",
+        "[n for n, each in enumerate(segments)]",
+        ALONE,
+    ),
+    Mutation(
+        "the outer momentum of virtual workers moves a parameter that nobody votes on",
+        "virtual/collection.py",
+        "            if n_votes\n",
+        "            if n_votes >= 0\n",
+        VIRTUAL,
+    ),
+    Mutation(
+        "a rank hears of votes on its own pieces alone",
+        "options/node_route.py",
+        "for number, part in enumerate(self.parts)\n            for position",
+        "for number, part in [(self.link.rank, self.part)]\n            for position",
+        LEFT_OUT,
+    ),
+    Mutation(
         "the inner optimizer goes on from where it was before the vote",
         "optim/local_votes.py",
         "on_commit=self._end_period,",
@@ -100,6 +130,20 @@ LOCAL_STEPS = (
         "if self.common.take_repair():",
         "if False:",
         REAL,
+    ),
+    Mutation(
+        "a repair between votes is a part of the next delta",
+        "optim/local_steps.py",
+        "self._votes.begin_after_repair()",
+        "pass",
+        REAL,
+    ),
+    Mutation(
+        "a vote that fails moves the workers to the common point",
+        "optim/local_votes.py",
+        "            forget_deltas(self._voting)\n",
+        "            forget_deltas(self._voting)\n            take_common(self._voting)\n",
+        RECOVERED,
     ),
     Mutation(
         "a worker that overflows leaves out the count of its step",
@@ -174,15 +218,15 @@ LOCAL_STEPS = (
     Mutation(
         "weights that are loaded after construction are a part of the next delta",
         "optim/local_period.py",
-        "self._written = self._written or self._names[mark.param]",
+        "self._written = self._written or self._names[param]",
         "pass",
         CHANGED,
     ),
     Mutation(
-        "writes that the counter does not see are a part of the first delta",
-        "optim/local_votes.py",
-        "self.pairs.pairs, is_first=True",
-        "self.pairs.pairs",
+        "writes that torch does not count are a part of the next delta",
+        "optim/local_period.py",
+        "for param, start in begun.items():",
+        "for param, start in [each for each in begun.items() if each[0]._version > 99]:",
         CHANGED,
     ),
     Mutation(

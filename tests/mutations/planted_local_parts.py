@@ -27,20 +27,6 @@ LOCAL_PARTS = (
         VIRTUAL_PARTS,
     ),
     Mutation(
-        "parts that do not vote go on by their outer momentum",
-        "optim/common_point.py",
-        "turn == self.turn and not self._is_idle",
-        "not self._is_idle",
-        REAL_PARTS,
-    ),
-    Mutation(
-        "the outer momentum moves a part that has taken no step",
-        "virtual/common_point.py",
-        "turn == self.turn and not self.is_idle",
-        "turn == self.turn",
-        VIRTUAL_PARTS,
-    ),
-    Mutation(
         "a vote on a part sends all parameters",
         "session/routing.py",
         "[route for route in self.routes if route.params[0].turn == turn]",

@@ -265,6 +265,22 @@ def test_a_worker_that_is_not_finite(nonfinite: Any) -> None:
     assert torch.equal(params["p0"], before[0]) == (nonfinite == "skip")
 
 
+@pytest.mark.parametrize("nonfinite", ["skip", "abstain"])
+def test_outer_momentum_leaves_alone_what_is_not_finite(nonfinite: Any) -> None:
+    optimizer, params = make(nonfinite=nonfinite, outer_momentum=0.9)
+    train(optimizer, params.values(), 0, 0, EVERY)
+    buffers = optimizer.outer_optimizer.outer_momentum.buffers
+    before = [each.clone() for each in (*optimizer.common_point, *buffers)]
+    assert all(each.any() for each in before)
+    with torch.no_grad():
+        optimizer.inner.state[params["p1"]]["momentum_buffer"][0] = torch.nan
+    train(optimizer, params.values(), 0, EVERY, 2 * EVERY)
+    assert torch.equal(params["p1"], optimizer.common_point[1])
+    now = [*optimizer.common_point, *buffers]
+    are_same = [torch.equal(*pair) for pair in zip(now, before, strict=True)]
+    assert are_same == [nonfinite == "skip", True, nonfinite == "skip"] * 2
+
+
 def test_a_copy_is_refused() -> None:
     optimizer, _ = make()
     with pytest.raises(UnsupportedTypeError, match="cannot be copied"):

@@ -55,7 +55,19 @@ def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
 
 
 def load_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    params["p1"].data.fill_(7.0)  # not seen in the counter of writes
+    params["p1"].data.fill_(7.0)  # torch does not count this as a write
+
+
+def add_by_foreach(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    torch._foreach_add_([params["p1"].data], 1.0)
+
+
+def fill_from_a_vector(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    nn.utils.vector_to_parameters(torch.ones(5), [params["p1"]])
+
+
+def exchange_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].data = params["p1"].data + 1.0
 
 
 def add_to_inner(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
@@ -106,11 +118,27 @@ def test_what_was_changed_behind_the_optimizers_back_is_no_delta(change: Any, at
     assert optimizer.committed_step == at // EVERY
 
 
-def test_weights_that_are_loaded_through_data_after_construction_are_no_delta() -> None:
+WRITES = [load_data, add_by_foreach, fill_from_a_vector, exchange_data]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=[each.__name__ for each in WRITES])
+@pytest.mark.parametrize("at", [0, EVERY])
+def test_writes_that_torch_does_not_count_are_no_delta(write: Any, at: int) -> None:
     optimizer, params = make()
-    load_data(optimizer, params)
-    with pytest.raises(StepInputError, match="was written to"):
-        train(optimizer, params.values(), 0, 0, EVERY)
+    train(optimizer, params.values(), 0, 0, at)
+    before = [each.clone() for each in optimizer.common_point]
+    write(optimizer, params)
+    with pytest.raises(StepInputError, match=r"shape \(5,\) was written to"):
+        train(optimizer, params.values(), 0, at, at + EVERY)
+    assert are_equal(optimizer.common_point, before)
+
+
+def test_memory_that_was_exchanged_with_its_values_is_as_before() -> None:
+    optimizer, params = make()
+    train(optimizer, params.values(), 0, 0, EVERY)
+    params["p1"].data = params["p1"].data.clone()
+    train(optimizer, params.values(), 0, EVERY, 2 * EVERY)
+    assert optimizer.committed_step == 2
 
 
 def test_weights_that_were_exchanged_for_a_while_are_as_before() -> None:

@@ -189,6 +189,39 @@ def test_a_delta_that_is_not_finite_is_refused() -> None:
         cluster.step()
 
 
+@pytest.mark.parametrize("nonfinite", ["abstain", "skip"])
+@pytest.mark.parametrize("rule", [distlion.ScaledVote(), distlion.ResidualVote(2)])
+def test_outer_momentum_leaves_alone_what_nobody_votes_on(
+    rule: Aggregation, nonfinite: Any
+) -> None:
+    params = make_params(SHAPES)
+    cluster = distlion.VirtualLocalSteps(
+        params.items(),
+        make_sgd,
+        workers=N_WORKERS,
+        every=EVERY,
+        aggregation=rule,
+        nonfinite=nonfinite,
+        **name_arguments(OUTERS["momentum"]),
+    )
+    expected = PlainRun(
+        make_sgd,
+        N_WORKERS,
+        rule=matrix.describe_delta_rule(rule),
+        nonfinite=nonfinite,
+        **OUTERS["momentum"],
+    ).do(EVERY + 1)
+    train_virtually(cluster, params.values(), 0, EVERY + 1)
+    for worker in range(N_WORKERS):
+        for mine in (cluster.worker_params(worker), expected.own[worker]):
+            mine[1].detach()[2] = torch.nan
+    own = train_virtually(cluster, params.values(), EVERY + 1, STEPS)
+    expected.do(STEPS - EVERY - 1)
+    assert are_equal(cluster.common_point, expected.common)
+    for mine, theirs in zip(own, expected.own, strict=True):
+        assert are_equal(mine, theirs)
+
+
 def test_a_late_vote_that_fails_has_no_outcome() -> None:
     params = make_params({"p": 8})
     cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=2, delay=1)

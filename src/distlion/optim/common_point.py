@@ -28,6 +28,7 @@ from distlion.optim.parts import take_turns
 from distlion.options import ShardPieces
 from distlion.session import Fingerprint
 from distlion.step import (
+    CastVote,
     StepInputs,
     VotingParam,
     abstain,
@@ -75,7 +76,9 @@ class CommonPoint(DistributedLion):
         **options: Any,
     ) -> None:
         self._outer, self._lines, self._on_commit = outer, [*outer.describe(), *more], on_commit
-        self._n_parts, self._calls, self._is_idle = parts, 0, False
+        self._n_parts, self._calls = parts, 0
+        self._cast: Sequence[CastVote] = ()
+        self._voted_alone: Sequence[int] = ()
         self.has_entered = Event()
         self._problem: InvalidArgumentError | None = None
         super().__init__(
@@ -164,18 +167,14 @@ class CommonPoint(DistributedLion):
                 refused.is_recoverable = True
             raise refused from error
 
-    def prepare_vote(
-        self, calls: int, problem: InvalidArgumentError | None, *, is_idle: bool = False
-    ) -> None:
+    def prepare_vote(self, calls: int, problem: InvalidArgumentError | None) -> None:
         """Set what this worker tells the others in the next vote.
 
         Args:
             calls: Number of calls of ``step()``, which must be equal on all workers.
             problem: Reason why this worker cannot vote, which all workers then raise; or None.
-            is_idle: Whether no worker has taken a step since the last vote on this part, so that
-                there is nothing to vote on; equal on all.
         """
-        self._calls, self._problem, self._is_idle = calls, problem, is_idle
+        self._calls, self._problem = calls, problem
 
     def _gather_inputs(self) -> StepInputs:
         self.has_entered.set()
@@ -200,16 +199,24 @@ class CommonPoint(DistributedLion):
             self.outer_momentum.cover(self.list_moving())
 
     def _do_step(self) -> None:
-        are_voting = [turn == self.turn and not self._is_idle for turn in self.list_turns()]
+        are_voting = [turn == self.turn for turn in self.list_turns()]
         self.outer_momentum.begin(self.list_moving(), are_voting)
         try:
             super()._do_step()
         finally:
             self.outer_momentum.forget()
-            self._session.fingerprint.passing = ()
+            self._cast, self._voted_alone, self._session.fingerprint.passing = (), (), ()
+
+    def _cast_votes(self) -> tuple[StepInputs, list[CastVote]]:
+        inputs, votes = super()._cast_votes()
+        self._cast = votes
+        return inputs, votes
 
     def _advance(self) -> None:
-        self.outer_momentum.finish(self.list_moving())
+        voted = set(self._voted_alone)
+        for vote in self._cast:
+            voted.update(vote.draft.route.list_voted(vote.reply))
+        self.outer_momentum.finish(self.list_moving(), voted)
         super()._advance()
         self._on_commit()
 
@@ -245,6 +252,7 @@ class CommonPoint(DistributedLion):
             segments = list(abstain(segments, finite, rank=inputs.rank, step=header.step))
         elif not all(finite):
             return Verdict(Status.NON_FINITE, (inputs.rank,), finite.index(False))
+        self._voted_alone = [n for n, each in enumerate(segments) if each.grad is not None]
         for param, segment in zip(params, segments, strict=True):
             if segment.grad is not None:
                 segment.param.sub_(segment.grad * segment.coefficients.lr)

@@ -77,7 +77,7 @@ class LateVote:
         votes.has_entered.clear()
         thread.start()
         # On all workers its turn comes before the next calls of this thread; and the process group
-        # # may be destroyed from here on.
+        # may be destroyed from here on.
         votes.has_entered.wait()
         return late
 

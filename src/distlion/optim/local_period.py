@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.step import is_dtensor, local_tensor
-
-
-class _Mark(NamedTuple):
-    """A parameter at the start of a period.
-
-    Attributes:
-        param: The worker's own parameter.
-        values: Its values then, in any dtype or place.
-        stamp: Its counter of writes and its address; None: always compare values.
-    """
-
-    param: Tensor
-    values: Tensor
-    stamp: tuple[int, int] | None
+from distlion.step import local_tensor
 
 
 class LocalPeriod:
@@ -41,7 +27,8 @@ class LocalPeriod:
         self.calls, self.since = 0, [0] * n_parts
         self._trained: dict[Tensor, bool] = {}
         self._names: dict[Tensor, str] = {}
-        self._marks: list[_Mark] = []
+        # Each parameter's values at the start of its period, in any dtype or place.
+        self._begun: dict[Tensor, Tensor] = {}
         self._written: str | None = None
 
     def know(self, names: Mapping[Tensor, str]) -> None:
@@ -54,48 +41,39 @@ class LocalPeriod:
         self.calls += 1
         self.since = [steps + 1 for steps in self.since]
 
-    def take(self, pairs: Sequence[tuple[Tensor, Tensor]], *, is_first: bool = False) -> None:
-        """Note that parameters are at the common point now.
+    def take(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Note that parameters are at the common point now; forget earlier writes to any.
 
         Args:
             pairs: Each with its common point.
-            is_first: Whether the optimizer was just made, so that weights may be loaded in any way.
         """
-        taken = {param for param, _ in pairs}
-        self._marks = [mark for mark in self._marks if mark.param not in taken]
         self._written = None
-        self.note_common(pairs, is_first=is_first)
+        self.note_common(pairs)
 
-    def note_common(
-        self, pairs: Sequence[tuple[Tensor, Tensor]], *, is_first: bool = False
-    ) -> None:
-        """Note for some parameters what ``take`` notes for all."""
-        self._marks += [
-            _Mark(param, common, None if is_first else _stamp(param)) for param, common in pairs
-        ]
+    def note_common(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Note that parameters are at the common point now."""
+        self._begun |= dict(pairs)
 
     def note_begun(self, params: Sequence[Tensor], begun: Sequence[Tensor]) -> None:
         """Note the parameters' values at the start of a vote that travels."""
-        self._marks = [
-            _Mark(param, values, _stamp(param)) for param, values in zip(params, begun, strict=True)
-        ]
+        self._begun = dict(zip(params, begun, strict=True))
 
     def set_progress(self, calls: int, since: Sequence[int]) -> None:
         """Continue from a loaded state; parameters may be loaded before or after it."""
         self.calls, self.since = calls, list(since)
-        self._marks, self._written = [], None
+        self._begun, self._written = {}, None
 
     @torch.no_grad()
     def check_begin(self) -> None:
-        """Compare parameters with the period's start, before its first step moves them."""
-        marks, self._marks = self._marks, []
-        for mark in marks:
-            if mark.stamp is not None and mark.stamp == _stamp(mark.param):
-                continue
-            own = local_tensor(mark.param).detach()
-            begun = local_tensor(mark.values).detach().to(own.device, own.dtype)
-            if not _are_equal(own, begun):
-                self._written = self._written or self._names[mark.param]
+        """Compare parameters with the period's start, before its first step moves them.
+
+        It compares values: torch does not count writes through ``.data``.
+        """
+        begun, self._begun = self._begun, {}
+        for param, start in begun.items():
+            own = local_tensor(param).detach()
+            if not _are_equal(own, local_tensor(start).detach().to(own.device, own.dtype)):
+                self._written = self._written or self._names[param]
 
     def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:
         """Return the reason why this worker cannot vote; None if it can.
@@ -139,10 +117,3 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) or (
         one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
     )
-
-
-def _stamp(param: Tensor) -> tuple[int, int] | None:
-    """Return a parameter's counter of writes and its address; None for a DTensor."""
-    if is_dtensor(param):  # writes to it do not move the counter of its shard
-        return None
-    return param._version, param.data_ptr()

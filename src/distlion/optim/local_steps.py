@@ -230,8 +230,13 @@ class LocalSteps(AroundInner):
         return self.outer_optimizer.diagnostics()
 
     def verify_replicas(self) -> None:
-        """Compare the common point of all workers, as ``DistributedLion.verify_replicas``."""
+        """Compare the common point of all workers, as ``DistributedLion.verify_replicas``.
+
+        After a repair all workers begin their periods anew at the common point, or do so when the
+        outcome of a late vote is taken.
+        """
         self.outer_optimizer.verify_replicas()
+        self._votes.begin_after_repair()
 
     @_disable_dynamo
     @torch.no_grad()

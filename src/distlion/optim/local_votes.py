@@ -100,7 +100,7 @@ class LocalVotes:
         self.pairs.turns = self.common.list_turns()
         self.period.know(names)
         take_common(self.pairs.pairs)
-        self.period.take(self.pairs.pairs, is_first=True)
+        self.period.take(self.pairs.pairs)
 
     def wait(self) -> CommonPoint:
         """Return the common point, once no vote is under way."""
@@ -148,8 +148,7 @@ class LocalVotes:
     def _prepare(self) -> int:
         """Set what the next vote carries besides deltas; return the part that votes."""
         problem, turn = self.period.find_problem(self._inner.param_groups), self.common.turn
-        is_idle = not self.period.since[turn]
-        self.common.prepare_vote(self.period.calls, problem, is_idle=is_idle)
+        self.common.prepare_vote(self.period.calls, problem)
         return turn
 
     def _begin_late(self) -> None:
@@ -221,6 +220,11 @@ class LocalVotes:
     def _begin_anew(self, pairs: Pairs) -> None:
         take_common(pairs)
         self.period.take(pairs)
+
+    def begin_after_repair(self) -> None:
+        """Begin anew if replicas were repaired outside of a vote; an outcome is taken before."""
+        if self._late is None:
+            self._give_up_repaired()
 
     def _give_up_repaired(self, but: Pairs = ()) -> None:
         """Begin anew after a repair of replicas, which the next deltas would otherwise contain."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,6 +143,7 @@ class OuterMomentum:
         b = mu * b + u
         x' = x - lr * (u + mu * b) with ``nesterov``, else x - lr * b
         (SGD of torch.optim with dampening 0; mu is ``momentum``)
+        A parameter that nobody voted on keeps b and x.
 
     Args:
         step: The outer step; without momentum this class does nothing.
@@ -178,12 +179,18 @@ class OuterMomentum:
         self._before = []
 
     @torch.no_grad()
-    def finish(self, params: Sequence[Tensor]) -> None:
-        """Move parameters to their final place after a vote at rate 1."""
+    def finish(self, params: Sequence[Tensor], voted: Container[int]) -> None:
+        """Move parameters to their final place after a vote at rate 1.
+
+        Args:
+            params: The common point, moved by the vote.
+            voted: The places in ``params`` of those that some worker voted on.
+        """
         step = self._step
         # Separate products and sums: fused ones would round differently on another device.
-        for param, start, buffer in zip(params, self._before, self.buffers, strict=False):
-            if start is None:
+        rows = zip(params, self._before, self.buffers, strict=False)
+        for place, (param, start, buffer) in enumerate(rows):
+            if start is None or place not in voted:
                 continue
             outcome = start - param
             buffer.mul_(step.momentum).add_(outcome)

@@ -175,8 +175,8 @@ class NodeRoute:
                     moved[index] = moved[index]._replace(param=param.local())
                 else:
                     moved.append(_without_momentum(param, coefficients[param.group]))
-            present = reply.present[number][: len(part.params)].tolist()
-            payload = part.place_reply(reply.payload[number])
+            of_part = self._read_part(reply, number)
+            present, payload = of_part.present.tolist(), part.place_reply(of_part.payload)
             apply(self.kernels, moved, present, payload, rounding)
             for index, param in enumerate(part.params):
                 param.write_back(moved[index].param)
@@ -185,9 +185,19 @@ class NodeRoute:
         return self.part.tell_counters(link, header)
 
     def list_replies(self, reply: Reply) -> list[ParameterReply]:
-        rank = self.link.rank
-        own = Reply(reply.verdict, reply.present[rank], reply.payload[rank])
-        return self.part.list_replies(own)
+        return self.part.list_replies(self._read_part(reply, self.link.rank))
+
+    def list_voted(self, reply: Reply) -> list[int]:
+        return [
+            position
+            for number, part in enumerate(self.parts)
+            for position in part.list_voted(self._read_part(reply, number))
+        ]
+
+    def _read_part(self, reply: Reply, number: int) -> Reply:
+        """Return the reply on the pieces of one rank of the node."""
+        present = reply.present[number][: len(self.parts[number].params)]
+        return Reply(reply.verdict, present, reply.payload[number])
 
 
 def _without_momentum(param: VotingParam, coefficients: Coefficients) -> Segment:

@@ -151,6 +151,10 @@ class FlatRoute:
         positions = [param.position for param in self.params]
         return self.vote.list_replies(reply.payload, reply.present.tolist(), positions)
 
+    def list_voted(self, reply: Reply) -> list[int]:
+        present = zip(self.params, reply.present.tolist(), strict=True)
+        return [param.position for param, n_votes in present if n_votes]
+
 
 @dataclass(frozen=True)
 class _Hearing:

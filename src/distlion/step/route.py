@@ -130,3 +130,7 @@ class Route(Protocol):
     def list_replies(self, reply: Reply) -> list[ParameterReply]:
         """List the replies on ``own``."""
         ...
+
+    def list_voted(self, reply: Reply) -> list[int]:
+        """List the positions of the parameters of which some worker voted on a piece."""
+        ...

@@ -29,7 +29,7 @@ class VirtualCommonPoint(VirtualCluster):
         workers: int,
         **options: Any,
     ) -> None:
-        self._n_parts, self.is_idle = parts, False
+        self._n_parts = parts
         if workers == 1:
             raise InvalidArgumentError(
                 "workers=1: a worker alone has nobody to vote with. Expected 2 or more. Use its "
@@ -65,7 +65,7 @@ class VirtualCommonPoint(VirtualCluster):
         return take_turns(super()._list_trainable(), self._n_parts)
 
     def _do_step(self) -> None:
-        are_voting = [turn == self.turn and not self.is_idle for turn in self.list_turns()]
+        are_voting = [turn == self.turn for turn in self.list_turns()]
         self._outer_momentum.begin(self._moving, are_voting)
         try:
             super()._do_step()
@@ -73,5 +73,5 @@ class VirtualCommonPoint(VirtualCluster):
             self._outer_momentum.forget()
 
     def _advance(self) -> None:
-        self._outer_momentum.finish(self._moving)
+        self._outer_momentum.finish(self._moving, self._collection.list_voted())
         super()._advance()

@@ -302,7 +302,6 @@ class VirtualLocalSteps:
 
     def _cast(self, turn: int) -> None:
         """Vote on all workers' deltas of a part, without moving the workers."""
-        self._votes.is_idle = not self._since[turn]
         for worker, own in enumerate(self._params):
             common = self._list_part(self._common, turn, is_whole=False)
             for start, param in zip(common, self._list_part(own, turn), strict=True):
