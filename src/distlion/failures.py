@@ -116,7 +116,7 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
         "another checkpoint, or leave out a step that the others committed?",
     ),
     Status.CORRUPT: Failure(
-        CorruptFrameError, "bytes from {who} were damaged on the way; nothing was committed"
+        CorruptFrameError, "bytes from {who} were damaged on the way; nothing was committed here"
     ),
     "lost": Failure(
         PeerLostError,
