@@ -3,7 +3,9 @@
     torchrun --nproc-per-node 2 benchmarks/local_step_cost.py [--json FILE]
 
 AdamW steps on given gradients, alone and inside LocalSteps, in turns of 20 steps; one thread for
-each process. Printed and written: the median and quartiles of the ratios of neighboring turns.
+each process. Printed and written: the median and quartiles of the ratios of neighboring turns. Then
+the same for the first step after a vote, which compares parameters with the common point, in turns
+of one step.
 """
 
 from __future__ import annotations
@@ -37,27 +39,36 @@ def build(width: int, layers: int) -> list[nn.Parameter]:
     return params
 
 
-def time_steps(step: Callable[[], object]) -> float:
+def time_steps(step: Callable[[], object], n_steps: int) -> float:
     """Return the seconds of some steps; all processes begin together."""
     dist.barrier()
     began = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(n_steps):
         step()
     return time.perf_counter() - began
 
 
-def measure(width: int, layers: int) -> list[float]:
-    """Return the ratio of each pair of turns; the other one begins in every second pair."""
+def measure(width: int, layers: int, *, is_first: bool) -> list[float]:
+    """Return the ratio of each pair of turns; the other one begins in every second pair.
+
+    Args:
+        width: Of each matrix.
+        layers: Their number.
+        is_first: Whether a turn is the first step after a vote.
+    """
     own = torch.optim.AdamW(build(width, layers), 1e-4)
     inner = torch.optim.AdamW(build(width, layers), 1e-4)
     local = distlion.LocalSteps(inner, every=NEVER)
-    time_steps(own.step), time_steps(local.step)
+    n_steps = 1 if is_first else STEPS
+    time_steps(own.step, n_steps), time_steps(local.step, n_steps)
     ratios = []
     for turn in range(TURNS):
+        if is_first:
+            local.vote()
         if turn % 2:
-            ours, theirs = time_steps(local.step), time_steps(own.step)
+            ours, theirs = time_steps(local.step, n_steps), time_steps(own.step, n_steps)
         else:
-            theirs, ours = time_steps(own.step), time_steps(local.step)
+            theirs, ours = time_steps(own.step, n_steps), time_steps(local.step, n_steps)
         ratios.append(ours / theirs)
     return ratios
 
@@ -70,13 +81,17 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    found = {}
-    for name, (width, layers) in SIZES.items():
-        ratios = measure(width, layers)
-        low, middle, high = (round(each, 4) for each in quantiles(ratios, n=4))
-        found[name] = {"median": middle, "quartiles": [low, high], "steps": STEPS, "turns": TURNS}
-        if dist.get_rank() == 0:
-            print(f"{name} parameters: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    for kind, is_first in {"without a vote": False, "the first after a vote": True}.items():
+        found[kind] = {}
+        for name, (width, layers) in SIZES.items():
+            ratios = measure(width, layers, is_first=is_first)
+            low, middle, high = (round(each, 4) for each in quantiles(ratios, n=4))
+            n_steps = 1 if is_first else STEPS
+            spread = {"quartiles": [low, high], "steps": n_steps, "turns": TURNS}
+            found[kind][name] = {"median": middle, **spread}
+            if dist.get_rank() == 0:
+                print(f"a step {kind}, {name} parameters: {middle:.3f} ({low:.3f} to {high:.3f})")
     if dist.get_rank() == 0 and args.json:
         conditions = {
             "date": dt.date.today().isoformat(),

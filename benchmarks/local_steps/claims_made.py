@@ -50,7 +50,7 @@ class Claims:
         least_ratio: The same, of the slowest seed against DDP's mean.
         without: Votes of the first H whose longer runs are missing.
         is_ten_times: The verdict on "at least 10 times as fast".
-        diloco: The best DiLoCo of the same H; None before it is known.
+        diloco: The best DiLoCo of any H; None before those of the same H are known.
         is_ahead: The verdict on "ahead of DiLoCo".
     """
 
@@ -74,7 +74,7 @@ def judge(entries: Sequence[Entry], targets: Seconds, blocks: Blocks) -> Claims:
     """Judge both claims, from all methods on the deciding task and link.
 
     Neither is judged before DDP and all votes of the first H are complete at DDP's length, nor the
-    second one before both kinds of DiLoCo are complete at both lengths.
+    second one before both kinds of DiLoCo of its H are complete at both lengths.
     """
     found = list_sooner(entries, targets, blocks)
     known = [(entry, seconds) for entry, seconds in found if seconds is not None]
@@ -96,7 +96,7 @@ def judge(entries: Sequence[Entry], targets: Seconds, blocks: Blocks) -> Claims:
     dilocos = _name_dilocos(best)
     if not complete.issuperset(product(dilocos, (False, True))):
         return claims
-    other = _find_first(known, lambda entry: entry.method in dilocos)
+    other = _find_first(known, _is_diloco)
     assert other is not None
     is_ahead = slowest < _mean(other[1])
     return replace(claims, diloco=other[0].title, is_ahead=_say(is_ahead))
@@ -124,6 +124,11 @@ def _list_complete(
 def _is_first_vote(entry: Entry) -> bool:
     local = read_local(entry.method)
     return is_vote(entry) and local is not None and local.every == FIRST
+
+
+def _is_diloco(entry: Entry) -> bool:
+    local = read_local(entry.method)
+    return local is not None and local.kind in DILOCOS
 
 
 def _name_dilocos(best: Entry) -> list[str]:

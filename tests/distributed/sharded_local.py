@@ -29,7 +29,7 @@ def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Local(torch.optim.Optimizer):
-    """An inner optimizer that keeps local tensors, and counts in Python."""
+    """An inner optimizer that keeps local tensors, and numbers in Python."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 1e-2})
@@ -40,10 +40,11 @@ class Local(torch.optim.Optimizer):
             for param in filter(lambda each: each.grad is not None, group["params"]):
                 entry, grad = self.state[param], param.grad.to_local()
                 if not entry:
-                    entry |= {"mean": torch.zeros_like(grad), "count": 0}
+                    entry |= {"mean": torch.zeros_like(grad), "count": 0, "rate": group["lr"]}
                 entry["count"] += 1
+                entry["rate"] *= 0.9
                 entry["mean"].lerp_(grad, 1 / entry["count"])
-                param.to_local().sub_(group["lr"] * entry["mean"])
+                param.to_local().sub_(entry["rate"] * entry["mean"])
 
 
 def make_local(model: nn.Module) -> torch.optim.Optimizer:

@@ -188,7 +188,7 @@ def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | No
         ("step", "4 steps, 1 of them since the last vote on rank 1"),
         ("inner alone", "a state without local steps on rank 1"),
         ("lost", "refused on rank 1, .* lost its key 'local_steps'"),
-        ("late", "an outcome to be taken on rank 1"),
+        ("late", "a result to be taken on rank 1"),
     ],
 )
 def test_states_of_different_steps_are_loaded_on_none(kind: str, words: str) -> None:

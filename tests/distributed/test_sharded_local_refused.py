@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -16,8 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
-from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, train
-from distributed.sharded_models import digest, make_mesh
+from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, save, train
+from distributed.sharded_models import build, digest, make_mesh, run_backward, shard
 
 pytestmark = pytest.mark.distributed
 
@@ -28,6 +30,12 @@ def change(state: dict[str, Any], **numbers: Any) -> dict[str, Any]:
         for group in state["param_groups"]
     ]
     return {**state, "param_groups": groups}
+
+
+def change_kinds(state: dict[str, Any]) -> dict[str, Any]:
+    """Describe the inner state as a worker does that has none in the whole group."""
+    entries = {index: {**entry, "inner_state": "{}"} for index, entry in state["state"].items()}
+    return {**state, "state": entries}
 
 
 def drop(state: dict[str, Any], key: str) -> dict[str, Any]:
@@ -56,6 +64,8 @@ REFUSED = {
     "late": (lambda state: change(state, late_part=0), "'vote_begun' was saved with the shape"),
     "lost row": (lambda state: drop(state, "worker_param"), "'worker_param' was saved with"),
     "lost inner": (lambda state: drop(state, "exp_avg"), "call zero_grad.. before"),
+    "lost count": (lambda state: change(state, committed_step=None), "committed_step was None"),
+    "lost kinds": (change_kinds, "does not describe .*exp_avg"),
     "lost numbers": (drop_numbers, "the groups have lost 'local_steps'"),
 }
 
@@ -142,6 +152,35 @@ def test_what_would_lose_state_is_refused():
         assert "'row' is a tensor of shape (3, 2, 1)" in factored
         assert written.startswith("StepInputError")
         assert "was written to" in written
+
+
+def make_groups(seed: int) -> tuple[nn.Module, Any]:
+    """A model whose first parameter has a param group of its own."""
+    mesh = make_mesh(2, 2)
+    model = shard(build(seed), mesh["shard"])
+    first, *others = model.parameters()
+    inner = torch.optim.AdamW([{"params": [first]}, {"params": others}], lr=1e-2)
+    return model, distlion.LocalSteps(inner, process_group=mesh["replicate"].get_group())
+
+
+def save_a_group_that_a_worker_never_trained(rank: int, world_size: int, path: str) -> str:
+    model, optimizer = make_groups(seed=0)
+    for step in range(AT):
+        run_backward(model, step, rank)
+        if rank >= 2:
+            next(model.parameters()).grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    try:
+        save(model, optimizer, path)
+    except CheckpointException as error:
+        return str(error)
+    return "saved"
+
+
+def test_inner_state_that_one_worker_cannot_describe_is_not_saved(tmp_path):
+    for text in run_workers(save_a_group_that_a_worker_never_trained, N_RANKS, str(tmp_path)):
+        assert "optim.state.0.weight.exp_avg invalid fill" in text
 
 
 def count_steps(rank: int, world_size: int) -> list[Any]:

@@ -40,9 +40,9 @@ SHARDED_LOCAL = (
     Mutation(
         "writes to sharded parameters between two periods are not seen",
         "optim/local_period.py",
-        "    if is_dtensor(param):  # writes to it do not move the counter of its shard\n"
-        "        return None\n    return param._version, param.data_ptr()",
-        "    tensor = local_tensor(param)\n    return tensor._version, tensor.data_ptr()",
+        "        for param, start in begun.items():\n",
+        "        for param, start in begun.items():\n"
+        "            if param is not local_tensor(param):\n                continue\n",
         REFUSED,
     ),
     Mutation(

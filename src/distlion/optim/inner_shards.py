@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ KINDS_KEY = "inner_state"
 PRESENT_KEY = "has_inner_state"
 """Key of a parameter's saved entry: for each worker, 1 if its inner optimizer had state, else 0."""
 
-_SHARDED, _LOCAL, _NUMBER = "sharded", "local shard", "number on "
+_SHARDED, _LOCAL = "sharded", "local shard"
+_NUMBER, _NUMBER_HERE = "number", "number on the parameter's device"
 _PYTHON = {"bool": bool, "int": int, "float": float}
 
 
@@ -72,7 +73,7 @@ class InnerShards:
             if is_like and shape == self._param.shape and value.placements == self._placements:
                 return _SHARDED
         elif shape == ():
-            return f"{_NUMBER}{value.device.type}"
+            return _NUMBER if value.device.type == "cpu" else _NUMBER_HERE
         elif shape == tuple(self._pieces.momentum_shape(self._param)):
             return _LOCAL
         elif type(value).__name__ in _PYTHON:
@@ -92,7 +93,7 @@ class InnerShards:
     def _stack(self, value: Any, kind: str) -> Tensor:
         if kind in (_SHARDED, _LOCAL):
             return self._pieces.export(self._param, local_tensor(value).detach())
-        return self._pieces.export_number(self._param, torch.as_tensor(value))
+        return self._pieces.export_number(self._param, _as_tensor(value))
 
     def _fill(self, like: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return zeros where this worker has no state; formats keep one list of keys for all."""
@@ -106,21 +107,29 @@ class InnerShards:
                 saved[key] = self._pieces.export(self._param, zeros)
             else:
                 kinds[key] = self._find_kind(key, value)
-                saved[key] = self._stack(torch.zeros_like(torch.as_tensor(value)), kinds[key])
+                saved[key] = self._stack(torch.zeros_like(_as_tensor(value)), kinds[key])
         return kinds, saved
 
-    def check(self, entry: Mapping[str, Any]) -> list[str]:
+    def check(self, entry: Mapping[str, Any], known: Collection[str]) -> list[str]:
         """Check a saved entry without other ranks.
+
+        Args:
+            entry: The entry.
+            known: Keys that are not the inner optimizer's.
 
         Returns:
             Lines about the cuts of its tensors, which must be equal on all ranks.
 
         Raises:
-            CheckpointError: A tensor is missing, or has another shape.
+            CheckpointError: A tensor is missing, has another shape, or is of an unknown kind.
         """
         self.check_shape(entry, PRESENT_KEY, (self._pieces.n_workers,))
         lines = [self._pieces.describe_number(self._param, entry[PRESENT_KEY])]
-        for key, kind in json.loads(entry[KINDS_KEY]).items():
+        kinds = json.loads(entry[KINDS_KEY])
+        unknown = sorted(entry.keys() - kinds.keys() - {*known, KINDS_KEY, PRESENT_KEY})
+        if unknown:
+            raise self._lacks_kinds(f"does not describe {', '.join(unknown)}")
+        for key, kind in kinds.items():
             if key not in entry:
                 raise CheckpointError(
                     f"{self._name}: the inner state {key!r} was saved, and is not in the state to "
@@ -155,6 +164,9 @@ class InnerShards:
         """Return this worker's inner state, in new tensors; {} where it had none.
 
         If ``check`` returned text, all ranks must call this.
+
+        Raises:
+            CheckpointError: This worker had some, and the state does not describe it.
         """
         pieces, param = self._pieces, self._param
         loaded: dict[str, Any] = {}
@@ -168,5 +180,20 @@ class InnerShards:
             if kind in _PYTHON:
                 loaded[key] = _PYTHON[kind](number.item())
             else:
-                loaded[key] = number.to(kind.removeprefix(_NUMBER), copy=True)
+                device = local_tensor(param).device if kind == _NUMBER_HERE else "cpu"
+                loaded[key] = number.to(device, copy=True)
+        if is_present and not loaded:
+            raise self._lacks_kinds("describes none")
         return loaded if is_present else {}
+
+    def _lacks_kinds(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._name}: some worker had inner state when this was saved, and the state {what}: "
+            "it comes from a worker that had none in the whole param group. Expected state on all "
+            "workers, or on none. Save after every group has had a gradient on each worker"
+        )
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """Return a number as a tensor that holds it exactly."""
+    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)

@@ -71,8 +71,9 @@ class LocalPeriod:
         """
         begun, self._begun = self._begun, {}
         for param, start in begun.items():
-            own = local_tensor(param).detach()
-            if not _are_equal(own, local_tensor(start).detach().to(own.device, own.dtype)):
+            expected = local_tensor(start).detach().to(param.dtype)
+            # Where the common point is: a GPU may have no memory for it.
+            if not _are_equal(local_tensor(param).detach().to(expected.device), expected):
                 self._written = self._written or self._names[param]
 
     def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:
@@ -85,8 +86,8 @@ class LocalPeriod:
             return InvalidArgumentError(
                 f"{self._written} was written to between two periods, so that its delta would hold "
                 "more than local steps. Expected the values of the common point, or those that its "
-                "state was loaded with. Load weights before LocalSteps is made, or before its "
-                "state"
+                "state was loaded with. Load weights before LocalSteps is made, or before you load "
+                "its state"
             )
         present = [param for group in groups for param in group["params"]]
         for param in present:

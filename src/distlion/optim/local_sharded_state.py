@@ -79,13 +79,13 @@ def _collect_ours(votes: LocalVotes, progress: Progress) -> dict[Tensor, dict[st
     ours: dict[Tensor, dict[str, Any]] = {}
     for param, point in votes.pairs.pairs:
         ours[param] = {
-            _COMMON: point.detach(),
-            # A copy: torch's formats load in place, and load the model's weights too.
+            # Copies: torch's formats load in place, before anything is checked.
+            _COMMON: point.detach().clone(),
             _OWN: pieces.export(param, local_tensor(param).detach().clone()),
             **{_name_vote_key(key): value for key, value in rule_state[point].items()},
         }
         if point in momenta:
-            ours[param][_MOMENTUM] = momenta[point].detach()
+            ours[param][_MOMENTUM] = momenta[point].detach().clone()
         if param in begun:
             ours[param][_BEGUN] = pieces.export(param, local_tensor(begun[param]).detach().clone())
     return ours
@@ -249,7 +249,7 @@ class _Saved:
         for name, shape in shapes.items():
             shards.check_shape(entry, name, shape)
             self.lines.append(pieces.describe_cut(param, entry[name]))
-        self.lines += shards.check(entry)
+        self.lines += shards.check(entry, {*shapes, _BEGUN})
         self.entries.append((key, param, entry))
 
     def describe(self) -> str:
@@ -334,6 +334,11 @@ def _read_numbers(groups: list[dict[str, Any]], votes: LocalVotes) -> Mapping[st
                 "Expected the same. Make the optimizer with the saved setting"
             )
     check_schedule(numbers, votes.schedule, "the saved state")
+    step = numbers.get("committed_step")
+    if type(step) is not int or step < 0:
+        raise CheckpointError(
+            f"committed_step was {step!r} in the saved state; expected a number of votes, 0 or more"
+        )
     return numbers
 
 
@@ -351,7 +356,7 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
     Raises:
         CheckpointError: It does not fit, on some rank; on every rank, and nothing was changed.
     """
-    common, saved, loaded, problem, said = votes.wait(), None, None, None, ""
+    common, saved, loaded, rule_state, problem, said = votes.wait(), None, None, {}, None, ""
     # 1
     try:
         with reading_state():
@@ -368,12 +373,13 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
             with reading_state():
                 loaded = saved.cut(label_params(inner.param_groups))
                 inner.load_state_dict({"state": loaded.inner, "param_groups": saved.groups})
+                rule_state = saved.make_votes()
         except CheckpointError as error:
             problem = error
         # 4
         common.agree(CALL, problem)
         # 5
-        common.load_state_dict(saved.make_votes())
+        common.load_state_dict(rule_state)
     # 6
     assert loaded is not None
     saved.apply(loaded)

@@ -13,6 +13,7 @@ from distlion.errors import CheckpointError
 from distlion.optim.local_arguments import Schedule
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.saved_state import reading_state, restoring
+from distlion.options import ShardPieces
 
 LOCAL_KEY = "local_steps"
 """Key of the state dict, beside "state" and "param_groups"; also of each saved group."""
@@ -82,7 +83,7 @@ def load_local_state(
     with restoring(inner):
         try:
             with reading_state():
-                own = _find_own(state_dict, votes)
+                own = _find_own(state_dict, inner, votes)
                 if own is not None:
                     progress = _parse(own, votes)
                     said = progress.describe()
@@ -106,7 +107,9 @@ def load_local_state(
     return progress
 
 
-def _find_own(state_dict: Mapping[str, Any], votes: LocalVotes) -> Mapping[str, Any] | None:
+def _find_own(
+    state_dict: Mapping[str, Any], inner: Optimizer, votes: LocalVotes
+) -> Mapping[str, Any] | None:
     """Return the state beside the inner optimizer's; None where another optimizer saved it.
 
     Raises:
@@ -134,22 +137,24 @@ def _find_own(state_dict: Mapping[str, Any], votes: LocalVotes) -> Mapping[str, 
             "the state was saved by LocalSteps of whole parameters, and these are DTensors. "
             "Expected one of DTensors. Load it into an optimizer of whole parameters"
         )
-    _check_inner_alone(state_dict, votes)
+    _check_inner_alone(state_dict, inner, votes.common.shard_pieces)
     return None
 
 
-def _check_inner_alone(state_dict: Mapping[str, Any], votes: LocalVotes) -> None:
+def _check_inner_alone(
+    state_dict: Mapping[str, Any], inner: Optimizer, pieces: ShardPieces
+) -> None:
     """Check that an inner state of sharded parameters is not that of all workers."""
-    shapes = {tuple(param.shape) for param in votes.pairs.own}
-    for key, entry in state_dict["state"].items():
-        for name, value in entry.items():
-            shape = tuple(value.shape) if isinstance(value, Tensor) else ()
-            if shape[1:] in shapes and shape not in shapes:
-                raise CheckpointError(
-                    f"{name!r} of {key!r} has the shape {shape}, that of all workers' state, and "
-                    f"the groups have lost {LOCAL_KEY!r}. Expected all that state_dict() of "
-                    "LocalSteps returns. Do not remove keys from it"
-                )
+    for saved, group in zip(state_dict["param_groups"], inner.param_groups, strict=False):
+        for key, param in zip(saved["params"], group["params"], strict=False):
+            stacked = tuple(pieces.stacked_shape(param))
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, Tensor) and tuple(value.shape) == stacked:
+                    raise CheckpointError(
+                        f"{name!r} of {key!r} has the shape {stacked}, that of all workers' state, "
+                        f"and the groups have lost {LOCAL_KEY!r}. Expected all that state_dict() "
+                        "of LocalSteps returns. Do not remove keys from it"
+                    )
 
 
 def check_schedule(saved: Mapping[str, Any], schedule: Schedule, what: str) -> None:

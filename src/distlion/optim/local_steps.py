@@ -233,7 +233,7 @@ class LocalSteps(AroundInner):
         """Compare the common point of all workers, as ``DistributedLion.verify_replicas``.
 
         After a repair all workers begin their periods anew at the common point, or do so when the
-        outcome of a late vote is taken.
+        result of a late vote is taken. Of sharded parameters, the repaired shards do.
         """
         self.outer_optimizer.verify_replicas()
         self._votes.begin_after_repair()

@@ -32,7 +32,7 @@ class Progress(NamedTuple):
     Attributes:
         calls: Calls of ``step()`` so far.
         since: For each part of the parameters, calls since the last vote on it.
-        turn: The part with a late vote whose outcome is still to be taken; None for none.
+        turn: The part with a late vote whose result is still to be taken; None for none.
         begun: This worker's parameters of that part when its vote began.
     """
 
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
     def describe(self) -> str:
         """Describe it in words that must be equal on all workers."""
         since = self.since[0] if len(self.since) == 1 else list(self.since)
-        late = "" if self.turn is None else ", and an outcome to be taken"
+        late = "" if self.turn is None else ", and a result to be taken"
         return f"{self.calls} steps, {since} of them since the last vote{late}"
 
 
@@ -53,7 +53,7 @@ class LocalVotes:
 
     Args:
         inner: The optimizer that takes the local steps.
-        schedule: The steps at which votes begin, and at which their outcome is taken.
+        schedule: The steps at which votes begin, and at which their result is taken.
         outer: The outer step.
         aggregation: The rule for deltas.
         common_device: Device of the common point.
@@ -133,7 +133,7 @@ class LocalVotes:
         return since
 
     def count_step(self) -> None:
-        """Count a local step; take an outcome or vote when one is due."""
+        """Count a local step; take a result or vote when one is due."""
         self.period.count()
         place = self.period.calls % self.schedule.interval
         if self._late is not None and place == self.schedule.delay:
@@ -160,7 +160,7 @@ class LocalVotes:
         self.period.note_begun([param for param, _ in pairs], self._late.begun)
 
     def land(self) -> None:
-        """Take the outcome of a late vote, or raise its error."""
+        """Take the result of a late vote, or raise its error."""
         self.period.since = self._list_since()
         late, self._late = self._late, None
         if late is not None:
@@ -170,7 +170,7 @@ class LocalVotes:
             self._give_up_repaired(but=pairs)
 
     def vote_in_turn(self) -> None:
-        """Vote on the part whose turn it is, and take the outcome."""
+        """Vote on the part whose turn it is, and take the result."""
         self._cast_vote()
 
     def _cast_vote(self) -> bool:
@@ -222,7 +222,7 @@ class LocalVotes:
         self.period.take(pairs)
 
     def begin_after_repair(self) -> None:
-        """Begin anew if replicas were repaired outside of a vote; an outcome is taken before."""
+        """Begin anew if replicas were repaired outside of a vote; a result is taken before."""
         if self._late is None:
             self._give_up_repaired()
 
