@@ -24,9 +24,10 @@ def judge(
     score: Score,
     blocks: Mapping[str, list[float]],
     missing: Callable[[Any], bool] = lambda run: False,
+    more: tuple[str, ...] = (),
 ) -> Any:
     archive = Archive(score)
-    made = archive.complete(study, "text-tuning", "text-8", "text-8-long")
+    made = archive.complete(study, "text-tuning", "text-8", "text-8-long", *more)
     for run in made:
         if not run.is_tuning and missing(run):
             del archive.found[run.name]
@@ -70,6 +71,14 @@ def test_a_longer_run_counts_where_it_is_sooner(study: Any) -> None:
 def test_diloco_that_is_sooner_forbids_ahead(study: Any) -> None:
     found = judge(study, best_at(("diloco-8", -1.0)), with_all(study, mean=1.0, scaled=0.8))
     assert found.is_ahead == "no"
+
+
+def test_diloco_of_another_h_forbids_ahead(study: Any) -> None:
+    score = best_at(("scaled-plain", -0.01), ("diloco-32", -1.0))
+    blocks = with_all(study, mean=1.0, scaled=0.8)
+    assert judge(study, score, blocks).is_ahead == "yes"
+    found = judge(study, score, blocks, more=("text-periods", "text-periods-long"))
+    assert (found.diloco, found.is_ahead) == ("diloco-32", "no")
 
 
 @pytest.mark.parametrize("method", ["diloco-8", "diloco-8-plain"])
