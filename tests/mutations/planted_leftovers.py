@@ -142,4 +142,11 @@ SHARED = (
         "within(9.0, lambda: (time.sleep(2.5), self._settle(kind)))",
         ("simulation/test_schedules.py::test_some_hundred_schedules_keep_all_rules",),
     ),
+    Mutation(
+        "a worker after a long pause gives up a store that answers slowly",
+        "transport/watch.py",
+        "within(limit_s, self.look)",
+        "within(ANSWER_S, self.look)",
+        ("transport/test_store.py",),
+    ),
 )

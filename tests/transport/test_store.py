@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch.distributed as dist
@@ -53,6 +55,30 @@ def test_without_torchrun_all_is_in_the_store_itself(
     watch = watch_peers(group)
     watch.look()
     assert watch.alarmed.is_set()
+
+
+def test_a_store_behind_a_slow_link_has_as_long_as_an_exchange_to_answer(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers_after_s, watch = 50.0, watch_peers(group)
+
+    def ask(limit_s: float, look: Callable[[], bool]) -> bool | None:
+        return look() if limit_s >= answers_after_s else None
+
+    monkeypatch.setattr("distlion.transport.watch.within", ask)
+    watch._entered_s = [time.monotonic() - 1000.0] * 2
+    assert not watch.is_given_up(60.0)
+    assert watch.is_given_up(40.0)
+
+
+def test_a_store_that_is_silent_for_as_long_as_an_exchange_may_take_ends_the_step(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, released = watch_peers(group), threading.Event()
+    monkeypatch.setattr(watch, "look", released.wait)
+    watch._entered_s = [time.monotonic() - 1000.0] * 2
+    assert watch.is_given_up(0.01)
+    released.set()
 
 
 def test_whoever_leaves_is_waited_for_at_calls_that_it_has_completed(

@@ -180,14 +180,15 @@ class PeerWatch:
         """Return whether others may have given this worker up before its exchange ended.
 
         Others begin to wait for it once it has entered the previous exchange. So the store is asked
-        only if that was at least half of ``limit_s`` ago, as after a stop or a slow step.
+        only if that was at least half of ``limit_s`` ago, as after a stop or a slow step. On a slow
+        link its answer comes behind the votes of other workers; it has ``limit_s``, as they had.
         """
         away_s = time.monotonic() - self._entered_s[0]
         if away_s < limit_s / 2 or self._has_host_left_first:
             return False
         heard = None
         with contextlib.suppress(RuntimeError):
-            heard = self.alarmed.is_set() or within(ANSWER_S, self.look)
+            heard = self.alarmed.is_set() or within(limit_s, self.look)
         unknown = heard is None and not self._has_host_left_first
         return self.alarmed.is_set() or (unknown and away_s >= limit_s)
 
