@@ -301,5 +301,9 @@ def _describe_blocks(found: Mapping[str, Any], link: str, name: str) -> str:
     return text if cpu_blocks is None else f"{text}; {median(cpu_blocks):.4g}"
 
 
-def _describe_conditions(conditions: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in conditions.items()) + "."
+def _describe_conditions(conditions: Mapping[str, Mapping[str, object]]) -> str:
+    lines = [
+        f"At {LINK_TITLES[link]}: " + ", ".join(f"{name} {value}" for name, value in each.items())
+        for link, each in conditions.items()
+    ]
+    return ". ".join([*lines, ""]).strip()

@@ -15,6 +15,7 @@ from typing import Any
 
 import target_path  # noqa: F401
 from archive import Records
+from arrivals import read_seconds
 from cells import choose_rate
 from contest import WORKERS, ContestCell, lengthen, make_cell, make_local_cell, read_local
 from curves import Data
@@ -28,6 +29,8 @@ from distlion.lab.netlab.link_rate import UNLIMITED
 from distlion.lab.netlab.sweep import read_conditions
 
 LOAD = "load_average_before"
+BY_LINK = ("conditions", "seconds", "cpu_seconds")
+"""Fields of a record of seconds that have an entry for each link."""
 _HOST = Path(__file__).with_name("lab_host.py")
 _POLL_S = 0.1
 
@@ -77,11 +80,20 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def time_all(folder: Path, data: Data, links: Sequence[str], repetitions: int) -> None:
-    """Time computing and exchanges of each task on each link, a record for each task."""
+    """Time computing and exchanges of each task; what is timed on a link is saved at once.
+
+    The record of a task keeps links that were timed before.
+    """
     for task in data.tasks:
         where = str(data.folder(task).resolve())
-        job = Job(task=task, folder=where, out="", links=tuple(links), repetitions=repetitions)
-        save(folder / f"seconds_{task}.json", run_job(job))
+        for link in links:
+            job = Job(task=task, folder=where, out="", links=(link,), repetitions=repetitions)
+            found = run_job(job)
+            found["conditions"] = {link: found["conditions"]}
+            before = read_seconds(folder, task) or {}
+            for key in BY_LINK:
+                found[key] = {**before.get(key, {}), **found[key]}
+            save(folder / f"seconds_{task}.json", found)
 
 
 def train_whole(

@@ -295,7 +295,7 @@ def test_a_small_study_runs_from_tuning_to_its_page(
     reported = [each for each in records.read_all() if not each["config"]["is_tuning"]]
     assert {len(each["test_curve"]) for each in reported} == {2, 6}  # a score every 8 steps
     blocks = with_all(study, mean=9.0)
-    save = {"task": "text", "conditions": {"cores": 2}, "seconds": {"10mbit": blocks}}
+    save = {"task": "text", "conditions": {"10mbit": {"cores": 2}}, "seconds": {"10mbit": blocks}}
     study.laboratory.save(tmp_path / "local_steps" / "seconds_text.json", save)
     text = study.page.write_report(records, tmp_path).read_text()
     assert "| text-8-long | 3 | 3 | 0 |" in text

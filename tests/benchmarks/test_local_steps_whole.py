@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distlion.errors import WorkerFailedError
 from local_study import Archive, best_at, imported_study, with_all
 
 pytest.importorskip("matplotlib")
@@ -116,3 +118,28 @@ def test_an_outer_lion_runs_whole_with_its_rate_or_without(
 def test_no_other_rate_runs_whole(study: Any, folder: Folder) -> None:
     with pytest.raises(SystemExit, match=r"expected local-8-majority-lion-0\.0004"):
         study.timing.configure_whole(folder, "local-8-majority-lion-0.01", seed=1, is_long=False)
+
+
+def test_what_is_timed_on_a_link_stays_if_another_link_fails(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(job: Any) -> dict[str, Any]:
+        (link,) = job.links
+        if link == "1mbit":
+            raise WorkerFailedError("rank 3 is gone")
+        times = {link: {"mean": [float(job.repetitions)]}}
+        return {
+            "task": job.task,
+            "conditions": {"cores": 2},
+            "seconds": times,
+            "cpu_seconds": times,
+        }
+
+    monkeypatch.setattr(study.timing, "run_job", run)
+    data = SimpleNamespace(tasks=("text",), folder=lambda task: tmp_path)
+    study.timing.time_all(tmp_path, data, ["10mbit"], 8)
+    with pytest.raises(WorkerFailedError):
+        study.timing.time_all(tmp_path, data, ["100mbit", "1mbit"], 4)
+    found = study.arrivals.read_seconds(tmp_path, "text")
+    assert found["seconds"] == {"10mbit": {"mean": [8.0]}, "100mbit": {"mean": [4.0]}}
+    assert found["conditions"] == {"10mbit": {"cores": 2}, "100mbit": {"cores": 2}}
