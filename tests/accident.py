@@ -31,7 +31,7 @@ ACCIDENT_STEP = 2
 
 @dataclass(frozen=True)
 class Accident:
-    """What happens to whom, and when.
+    """A fault: its kind, its victim and its moment.
 
     Attributes:
         point: The fault point.

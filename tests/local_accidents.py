@@ -43,7 +43,7 @@ COMMITTED = ("before_commit", "after_commit")
 
 @dataclass(frozen=True)
 class VoteAccident:
-    """What happens to whom, and when.
+    """A fault in a vote on deltas: its kind, its victim and its moment.
 
     Attributes:
         point: The fault point.

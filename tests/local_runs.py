@@ -186,3 +186,39 @@ def are_equal(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
     pairs = list(zip(one, other, strict=True))
     assert pairs
     return all(torch.equal(a.detach(), b.detach()) for a, b in pairs)
+
+
+# Changes that no local step makes
+
+
+def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    with torch.no_grad():
+        params["p1"].fill_(7.0)
+
+
+def write_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].data.add_(1.0)
+
+
+def add_by_foreach(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    torch._foreach_add_([params["p1"].data], 1.0)
+
+
+def fill_from_a_vector(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    nn.utils.vector_to_parameters(torch.ones(5), [params["p1"]])
+
+
+def exchange_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].data = params["p1"].data + 1.0
+
+
+def add_to_inner(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    optimizer.inner.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+def freeze(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
+    params["p1"].requires_grad_(False)
+
+
+WRITES = (write_data, add_by_foreach, fill_from_a_vector, exchange_data)
+"""Writes that torch does not count."""

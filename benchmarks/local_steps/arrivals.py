@@ -151,33 +151,6 @@ class Pace:
         return self._slope.step_at(seconds)
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Megabytes up and down of a method's steps.
-
-    Attributes:
-        step_mb: Of a step after the warm-up, the mean over a period.
-        warm_up_mb: Of each of the first steps, which send 32 bits.
-        warm_up: Steps of that warm-up; 0 for others.
-    """
-
-    step_mb: float
-    warm_up_mb: float = 0.0
-    warm_up: int = 0
-
-    @property
-    def _slope(self) -> Slope:
-        return Slope(self.step_mb, self.warm_up_mb, self.warm_up)
-
-    def megabytes(self, step: float) -> float:
-        """Return the megabytes of the first steps."""
-        return self._slope.at(step)
-
-    def step_at(self, megabytes: float) -> float:
-        """Return the steps that so many megabytes pay, the inverse of ``megabytes``."""
-        return self._slope.step_at(megabytes)
-
-
 def _count_warm_up(method: str, steps: int) -> int:
     """Return the first steps of a run that send 32 bits, of 1-bit Adam and PowerSGD."""
     if method == ONE_BIT:
@@ -263,7 +236,7 @@ class Entry:
         return {seed: each["test_curve"] for seed, each in found.items()}
 
     @property
-    def traffic(self) -> Traffic | None:
+    def traffic(self) -> Slope | None:
         """Its megabytes; None before a run.
 
         Records have the mean of a run. A warm-up sends 32 bits each way, and the rest is spread
@@ -278,7 +251,7 @@ class Entry:
         warm_up = _count_warm_up(self.method, steps)
         warm_up_mb = _WHOLE_BITS * megabytes_of_bit
         rest_mb = (steps * mean_mb - warm_up * warm_up_mb) / (steps - warm_up)
-        return Traffic(rest_mb, warm_up_mb, warm_up)
+        return Slope(rest_mb, warm_up_mb, warm_up)
 
     def steps_to(self, targets: Mapping[int, float]) -> dict[int, float]:
         """Return the steps in which each seed reaches its target, infinite where it does not."""

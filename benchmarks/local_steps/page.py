@@ -202,7 +202,7 @@ def _describe_loss(loss: float | None, *, is_over: bool) -> str:
 
 def _tabulate_bytes(entries: Sequence[Entry]) -> Table:
     totals = {
-        each.title: traffic.megabytes(each.cell.setting.steps)
+        each.title: traffic.at(each.cell.setting.steps)
         for each in entries
         if (traffic := each.traffic) is not None
     }
@@ -234,7 +234,7 @@ def _collect_panels(
             if pace is not None:
                 lines[entry.title] = [(pace.seconds(n), loss) for n, loss in _average(entry)]
     panels["megabytes up and down"] = {
-        entry.title: [(traffic.megabytes(n), loss) for n, loss in _average(entry)]
+        entry.title: [(traffic.at(n), loss) for n, loss in _average(entry)]
         for entry in shown
         if (traffic := entry.traffic) is not None
     }

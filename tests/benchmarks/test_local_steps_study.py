@@ -220,15 +220,15 @@ def read_traffic(study: Any, method: str, bits: float) -> Any:
 def test_one_bit_adam_sends_more_while_it_warms_up(study: Any) -> None:
     # 4 million parameters: 32 bits each way are 32 MB in each of 90 of 448 steps, and 1 bit 1 MB.
     traffic = read_traffic(study, "one-bit-adam", (90 * 32 + 358 * 1) / 448)
-    assert traffic.megabytes(10) == pytest.approx(10 * 32)
-    assert traffic.megabytes(448) == pytest.approx(90 * 32 + 358)
+    assert traffic.at(10) == pytest.approx(10 * 32)
+    assert traffic.at(448) == pytest.approx(90 * 32 + 358)
     steps = (5, 90, 91, 300)
-    assert [traffic.step_at(traffic.megabytes(n)) for n in steps] == pytest.approx(steps)
+    assert [traffic.step_at(traffic.at(n)) for n in steps] == pytest.approx(steps)
 
 
 def test_other_methods_send_equally_much_in_each_step(study: Any) -> None:
     traffic = read_traffic(study, "majority", 1.0)
-    assert traffic.megabytes(10) == pytest.approx(10.0)
+    assert traffic.at(10) == pytest.approx(10.0)
     assert traffic.step_at(25.0) == pytest.approx(25.0)
 
 

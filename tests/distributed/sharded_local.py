@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 
 import distlion
 from distlion.integrations.fsdp import disable_all_reduce
@@ -74,6 +68,16 @@ def make(case: str, seed: int, shards: int = 2, **more: Any) -> tuple[nn.Module,
     return model, distlion.LocalSteps(make_inner(model), **settings)
 
 
+def train_unevenly(model: nn.Module, optimizer: Any, rank: int) -> None:
+    """Train without any gradient of the first parameter on worker 1."""
+    for step in range(AT):
+        run_backward(model, step, rank)
+        if rank >= 2:
+            next(model.parameters()).grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def train(model: nn.Module, optimizer: Any, rank: int, begin: int, end: int) -> None:
     for step in range(begin, end):
         run_backward(model, step, rank)
@@ -100,19 +104,3 @@ def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
     progress = optimizer.progress
     place = progress.calls, list(progress.since), progress.turn, optimizer.committed_step
     return [place, digest(model), [get_bits(each) for each in kept]]
-
-
-def save(model: nn.Module, optimizer: Any, path: str) -> None:
-    state = get_optimizer_state_dict(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save({"optim": state, "model": model.state_dict()}, checkpoint_id=path)
-
-
-def load(model: nn.Module, optimizer: Any, path: str) -> None:
-    state, weights = get_optimizer_state_dict(model, optimizer), model.state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load({"optim": state, "model": weights}, checkpoint_id=path)
-    model.load_state_dict(weights)
-    set_optimizer_state_dict(model, optimizer, state)

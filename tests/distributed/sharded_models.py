@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -89,3 +94,19 @@ class Reference:
 
 def digest(model: nn.Module) -> list[bytes]:
     return [param.to_local().detach().numpy().tobytes() for param in model.parameters()]
+
+
+def save(model: nn.Module, optimizer: Any, path: str) -> None:
+    state = get_optimizer_state_dict(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"optim": state, "model": model.state_dict()}, checkpoint_id=path)
+
+
+def load(model: nn.Module, optimizer: Any, path: str) -> None:
+    state, weights = get_optimizer_state_dict(model, optimizer), model.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load({"optim": state, "model": weights}, checkpoint_id=path)
+    model.load_state_dict(weights)
+    set_optimizer_state_dict(model, optimizer, state)

@@ -22,40 +22,25 @@ from cluster import run_workers
 from distlion import errors
 from drawn import make_params, set_grads
 from failures import Caught, assert_raised
-from local_runs import EVERY, SHAPES, are_equal, catch, copies, make, make_lion, train
+from local_runs import (
+    EVERY,
+    SHAPES,
+    WRITES,
+    add_to_inner,
+    are_equal,
+    catch,
+    copies,
+    freeze,
+    load_weights,
+    make,
+    make_lion,
+    train,
+    write_data,
+)
 
 pytestmark = pytest.mark.distributed
 
 N_WORKERS = 2
-
-
-def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    with torch.no_grad():
-        params["p1"].fill_(7.0)
-
-
-def write_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    params["p1"].data.add_(1.0)
-
-
-def add_by_foreach(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    torch._foreach_add_([params["p1"].data], 1.0)
-
-
-def fill_from_a_vector(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    nn.utils.vector_to_parameters(torch.ones(5), [params["p1"]])
-
-
-def exchange_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    params["p1"].data = params["p1"].data + 1.0
-
-
-def add_to_inner(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    optimizer.inner.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
-
-
-def freeze(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    params["p1"].requires_grad_(False)
 
 
 def change_behind(
@@ -90,9 +75,6 @@ def test_what_one_worker_changed_behind_the_optimizers_back_stops_all(
         for each in found:
             assert_raised(each, errors.StepInputError, words)
         assert unchanged
-
-
-WRITES = [write_data, add_by_foreach, fill_from_a_vector, exchange_data]
 
 
 def write_after_a_vote(rank: int, world_size: int) -> list[tuple[Caught | None, bool]]:

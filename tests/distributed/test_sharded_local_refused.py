@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
-from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, save, train
-from distributed.sharded_models import build, digest, make_mesh, run_backward, shard
+from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, train, train_unevenly
+from distributed.sharded_models import build, digest, make_mesh, save, shard
 
 pytestmark = pytest.mark.distributed
 
@@ -165,12 +165,7 @@ def make_groups(seed: int) -> tuple[nn.Module, Any]:
 
 def save_a_group_that_a_worker_never_trained(rank: int, world_size: int, path: str) -> str:
     model, optimizer = make_groups(seed=0)
-    for step in range(AT):
-        run_backward(model, step, rank)
-        if rank >= 2:
-            next(model.parameters()).grad = None
-        optimizer.step()
-        optimizer.zero_grad()
+    train_unevenly(model, optimizer, rank)
     try:
         save(model, optimizer, path)
     except CheckpointException as error:

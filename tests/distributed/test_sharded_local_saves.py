@@ -15,8 +15,17 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from cluster import run_workers
-from distributed.sharded_local import AT, CASES, N_RANKS, STEPS, list_bits, load, make, save, train
-from distributed.sharded_models import digest, run_backward
+from distributed.sharded_local import (
+    AT,
+    CASES,
+    N_RANKS,
+    STEPS,
+    list_bits,
+    make,
+    train,
+    train_unevenly,
+)
+from distributed.sharded_models import digest, load, save
 
 pytestmark = pytest.mark.distributed
 
@@ -167,16 +176,11 @@ def test_a_state_is_loaded_from_whole_tensors_and_from_other_cuts():
         assert len(found) == 5
 
 
-def train_unevenly(rank: int, world_size: int, path: str) -> list[Any]:
+def resume_unevenly(rank: int, world_size: int, path: str) -> list[Any]:
     """Worker 1 has no state of one parameter, whose gradient it never has."""
     found = []
     model, optimizer = make("adamw", seed=0)
-    for step in range(AT):
-        run_backward(model, step, rank)
-        if rank >= 2:
-            next(model.parameters()).grad = None
-        optimizer.step()
-        optimizer.zero_grad()
+    train_unevenly(model, optimizer, rank)
     found.append(list_bits(model, optimizer))
     save(model, optimizer, path)
     other, fresh = make("adamw", seed=1)
@@ -186,6 +190,6 @@ def train_unevenly(rank: int, world_size: int, path: str) -> list[Any]:
 
 
 def test_a_worker_without_state_of_a_parameter_has_none_again(tmp_path):
-    ended = run_workers(train_unevenly, N_RANKS, str(tmp_path / "uneven"))
+    ended = run_workers(resume_unevenly, N_RANKS, str(tmp_path / "uneven"))
     assert all(before == after for before, after, _ in ended)
     assert [has_state for *_, has_state in ended] == [True, True, False, False]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -26,9 +24,11 @@ from distlion.integrations.fsdp import disable_all_reduce
 from distributed.sharded_models import (
     build,
     digest,
+    load,
     make_mesh,
     make_optimizer,
     run_backward,
+    save,
     shard,
 )
 from tiers import in_tiers
@@ -45,22 +45,6 @@ def digest_momenta(optimizer: distlion.DistributedLion) -> list[bytes]:
         for param in group["params"]
         for kept in optimizer.state[param].values()
     ]
-
-
-def save(optimizer: distlion.DistributedLion, model: nn.Module, path: str) -> None:
-    state = get_optimizer_state_dict(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save({"optim": state, "model": model.state_dict()}, checkpoint_id=path)
-
-
-def load(optimizer: distlion.DistributedLion, model: nn.Module, path: str) -> None:
-    state, weights = get_optimizer_state_dict(model, optimizer), model.state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load({"optim": state, "model": weights}, checkpoint_id=path)
-    model.load_state_dict(weights)
-    set_optimizer_state_dict(model, optimizer, state)
 
 
 def make(form: str, mesh: Any, seed: int) -> tuple[nn.Module, distlion.DistributedLion]:
@@ -82,11 +66,11 @@ def save_and_load(rank: int, world_size: int, form: str, path: str) -> dict[str,
         optimizer.zero_grad()
     exp_avg = optimizer.state_dict()["state"][0]["exp_avg"]
     found: dict[str, Any] = {"shape": tuple(exp_avg.shape), "placements": str(exp_avg.placements)}
-    save(optimizer, model, path)
+    save(model, optimizer, path)
     saved = digest_momenta(optimizer), digest(model)
 
     other, loaded = make(form, mesh, seed=1)
-    load(loaded, other, path)
+    load(other, loaded, path)
     found["back"] = (digest_momenta(loaded), digest(other)) == saved
     found["step"] = loaded.committed_step
     for each, its in ((model, optimizer), (other, loaded)):
@@ -168,7 +152,7 @@ class TestFormats:
 def load_on_fewer(rank: int, world_size: int, path: str) -> tuple[list[bytes], list[bytes], int]:
     mesh = make_mesh(2, 1)
     model, optimizer = make("2D", mesh, seed=5)
-    load(optimizer, model, path)
+    load(model, optimizer, path)
     return digest_momenta(optimizer), digest(model), optimizer.committed_step
 
 
@@ -176,7 +160,7 @@ def gather_saved(rank: int, world_size: int, path: str) -> tuple[list[bytes], li
     """Return this worker's whole momenta and parameters, as they were saved."""
     mesh = make_mesh(2, 2)
     model, optimizer = make("2D", mesh, seed=6)
-    load(optimizer, model, path)
+    load(model, optimizer, path)
     voter = mesh["replicate"].get_local_rank()
     state = optimizer.state_dict()["state"]
     momenta = [entry["exp_avg"].full_tensor()[voter] for entry in state.values()]

@@ -11,7 +11,18 @@ from torch import nn
 import distlion
 from distlion.errors import InvalidArgumentError, StepInputError, UnsupportedTypeError
 from drawn import make_params
-from local_runs import EVERY, SHAPES, are_equal, make_lion, make_sgd, train
+from local_runs import (
+    EVERY,
+    SHAPES,
+    WRITES,
+    add_to_inner,
+    are_equal,
+    freeze,
+    load_weights,
+    make_lion,
+    make_sgd,
+    train,
+)
 
 
 def make(make_inner: Any = make_sgd, **options: Any) -> tuple[Any, dict[str, nn.Parameter]]:
@@ -47,35 +58,6 @@ def test_a_group_that_votes_cannot_take_leaves_the_inner_optimizer(
     assert len(optimizer.param_groups) == 1
     assert set(optimizer.state) == known
     assert len(optimizer.common_point) == len(SHAPES)
-
-
-def load_weights(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    with torch.no_grad():
-        params["p1"].fill_(7.0)
-
-
-def load_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    params["p1"].data.fill_(7.0)  # torch does not count this as a write
-
-
-def add_by_foreach(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    torch._foreach_add_([params["p1"].data], 1.0)
-
-
-def fill_from_a_vector(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    nn.utils.vector_to_parameters(torch.ones(5), [params["p1"]])
-
-
-def exchange_data(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    params["p1"].data = params["p1"].data + 1.0
-
-
-def add_to_inner(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    optimizer.inner.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
-
-
-def freeze(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
-    params["p1"].requires_grad_(False)
 
 
 def unfreeze(optimizer: Any, params: dict[str, nn.Parameter]) -> None:
@@ -116,9 +98,6 @@ def test_what_was_changed_behind_the_optimizers_back_is_no_delta(change: Any, at
         train(optimizer, trained, 0, at + EVERY - 1, at + EVERY)
     assert are_equal(optimizer.common_point, before)
     assert optimizer.committed_step == at // EVERY
-
-
-WRITES = [load_data, add_by_foreach, fill_from_a_vector, exchange_data]
 
 
 @pytest.mark.parametrize("write", WRITES, ids=[each.__name__ for each in WRITES])

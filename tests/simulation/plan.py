@@ -29,7 +29,7 @@ Framing = Literal["frame", "digests", "weights"]
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to whom, and when.
+    """A fault: its kind, its victim and its moment.
 
     Attributes:
         kind: "die"; "stop", for ``seconds``; "cut", towards ``peer``; "damage" of a message that

@@ -23,7 +23,7 @@ REFUSED = ("nodes", "momentum_sync")
 
 @dataclass(frozen=True)
 class CrewFault:
-    """What happens to whom, and when.
+    """A fault: its kind, its victim and its moment.
 
     Attributes:
         kind: "die"; "stop", for ``seconds``; "cut" from ``peer``; "split": it and its ``side`` are
