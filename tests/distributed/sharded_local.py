@@ -18,6 +18,10 @@ def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.named_parameters(), lr=1e-2)
 
 
+def make_lion(model: nn.Module) -> torch.optim.Optimizer:
+    return distlion.Lion(model.named_parameters(), lr=1e-2)
+
+
 def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.named_parameters(), lr=1e-1)
 
@@ -54,6 +58,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "late": (make_adamw, {"aggregation": distlion.EstimateVote(), "delay": 3}),
     "outer lion": (make_sgd, {"outer": "lion", "outer_lr": 1e-2}),
     "local": (make_local, {}),
+    "lion": (make_lion, {}),
     "2D": (make_adamw, {"aggregation": distlion.ResidualVote()}),
 }
 

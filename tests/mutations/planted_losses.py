@@ -91,7 +91,7 @@ LOSSES = (
     Mutation(
         "loss: a copied Lion lacks what no state holds",
         "optim/lion.py",
-        "        self._begin_life()\n",
+        "        self._begin_life(pieces=OwnShards())\n",
         "",
         COPIES,
     ),

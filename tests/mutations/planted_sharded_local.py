@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted import Mutation
 
 SAVES = ("distributed/test_sharded_local_saves.py",)
+LION = ("distributed/test_sharded_lion.py",)
 REFUSED = ("distributed/test_sharded_local_refused.py",)
 
 SHARDED_LOCAL = (
@@ -58,5 +59,26 @@ SHARDED_LOCAL = (
         "    if own is None and marks:",
         "    if own is None and not marks and False:",
         ("distributed/test_local_steps_refused.py",),
+    ),
+    Mutation(
+        "every rank takes the first shard of a whole momentum",
+        "options/shard_pieces.py",
+        "min(offset[dim], whole.shape[dim] - size)",
+        "0",
+        LION,
+    ),
+    Mutation(
+        "Lion saves one rank's momenta for those of all",
+        "optim/lion.py",
+        "return map_momenta(super().state_dict(), self.param_groups, self._pieces.export)",
+        "return super().state_dict()",
+        LION,
+    ),
+    Mutation(
+        "a momentum that is cut otherwise is taken for this rank's",
+        "optim/base.py",
+        "            check_cuts(copied, self.param_groups, self._pieces.describe_cut)\n",
+        "",
+        LION,
     ),
 )

@@ -34,6 +34,7 @@ from distlion.optim.arguments import (
 from distlion.optim.precision import warn_of_lost_updates
 from distlion.optim.saved_groups import WORKER_KEY
 from distlion.optim.saved_state import (
+    check_cuts,
     describe_cuts,
     export_state,
     fill_absent_keys,
@@ -47,8 +48,8 @@ from distlion.optim.saved_state import (
 from distlion.options import (
     AGREEMENT_KEY,
     NodePieces,
+    OwnShards,
     Settings,
-    ShardPieces,
     fill_selection,
 )
 from distlion.session import FixedGroups, MomentumOwnership
@@ -77,7 +78,7 @@ class LionBase(Optimizer):
         defaults: dict[str, Any],
         *,
         exp_avg_dtype: torch.dtype | None = None,
-        pieces: NodePieces | ShardPieces | None = None,
+        pieces: NodePieces | OwnShards | None = None,
         rounding: str = "nearest",
     ) -> None:
         self._check_group(defaults)
@@ -88,11 +89,11 @@ class LionBase(Optimizer):
     def _begin_life(
         self,
         exp_avg_dtype: torch.dtype | None = None,
-        pieces: NodePieces | ShardPieces | None = None,
+        pieces: NodePieces | OwnShards | None = None,
     ) -> None:
         """Set up the attributes that no state holds."""
         self._exp_avg_dtype = exp_avg_dtype
-        self._pieces: NodePieces | ShardPieces = pieces or NodePieces(1, 0)
+        self._pieces: NodePieces | OwnShards = pieces or NodePieces(1, 0)
         self._makes: dict[Tensor, Make] = {}
         self._step_lock = threading.Lock()
 
@@ -239,8 +240,18 @@ class LionBase(Optimizer):
             CheckpointError: Groups, shapes, momenta or hyperparameters do not fit; nothing changed.
         """
         with reading_state():
-            filled = self._check_state(forget_worker(state_dict))
+            copied = forget_worker(state_dict)
+            check_cuts(copied, self.param_groups, self._pieces.describe_cut)
+            filled = self._check_state(self._localize(copied))
         self._load_state(filled)
+
+    def _describe_cuts(self, filled: Mapping[str, Any]) -> list[str]:
+        """Describe the momenta that ``_localize`` asks other ranks for; equal on all ranks."""
+        return describe_cuts(filled, self.param_groups, self._pieces.describe_cut)
+
+    def _localize(self, filled: Mapping[str, Any]) -> dict[str, Any]:
+        """Cut saved momenta of many ranks down to this rank's part."""
+        return map_momenta(filled, self.param_groups, self._pieces.localize)
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state that fits, with absent keys filled in."""
@@ -277,7 +288,7 @@ class VotingBase(LionBase):
         cautious: bool,
         aggregation: Aggregation | None,
         exp_avg_dtype: torch.dtype | None,
-        pieces: NodePieces | ShardPieces | None = None,
+        pieces: NodePieces | OwnShards | None = None,
         worker: str | None = None,
     ) -> None:
         check_exp_avg_dtype(exp_avg_dtype)
@@ -387,11 +398,3 @@ class VotingBase(LionBase):
         parsed["param_groups"][0].setdefault(AGREEMENT_KEY, [])
         sketched = map_momenta(parsed, self.param_groups, self._pieces.sketch)
         return {**self._check_state(sketched), "state": parsed["state"]}
-
-    def _describe_cuts(self, filled: Mapping[str, Any]) -> list[str]:
-        """Describe the momenta that ``_localize`` asks other ranks for; equal on all ranks."""
-        return describe_cuts(filled, self.param_groups, self._pieces.describe_cut)
-
-    def _localize(self, filled: Mapping[str, Any]) -> dict[str, Any]:
-        """Cut saved momenta of many ranks down to this rank's part."""
-        return map_momenta(filled, self.param_groups, self._pieces.localize)

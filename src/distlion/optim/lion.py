@@ -9,6 +9,8 @@ from torch.optim.optimizer import ParamsT
 
 from distlion.errors import CheckpointError
 from distlion.optim.base import LionBase
+from distlion.optim.saved_state import map_momenta
+from distlion.options import OwnShards
 from distlion.signals import deferred_signals
 from distlion.step import gather_alone, move_alone, read_groups
 
@@ -24,8 +26,9 @@ class Lion(LionBase):
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups, as for every torch optimizer;
-            float32, bfloat16 or float16. Frozen ones are skipped. One that is frozen later moves
-            while it has a gradient, as under torch's optimizers: clear it when you freeze.
+            float32, bfloat16 or float16, whole or FSDP2's. Frozen ones are skipped. One that is
+            frozen later moves while it has a gradient, as under torch's optimizers: clear it when
+            you freeze.
         lr: Learning rate, 0 or more; start at a quarter of AdamW's.
         betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD. Lion's
             paper has (0.9, 0.99), which is worse in short runs and usually takes a lower ``lr``.
@@ -57,15 +60,15 @@ class Lion(LionBase):
         cautious: bool = False,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "cautious": cautious}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, pieces=OwnShards())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copied or pickled optimizer from what torch keeps of it."""
         super().__setstate__(state)
-        self._begin_life()
+        self._begin_life(pieces=OwnShards())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, as every torch optimizer.
+        """Return the state, as every torch optimizer: momenta of DTensors are cut like these.
 
         Raises:
             CheckpointError: Parameters were removed from the groups, and their momenta remain.
@@ -76,7 +79,7 @@ class Lion(LionBase):
                 "parameters were taken from the param groups, and their momenta are left in the "
                 "state. Delete these from optimizer.state, or make a new optimizer"
             )
-        return super().state_dict()
+        return map_momenta(super().state_dict(), self.param_groups, self._pieces.export)
 
     @deferred_signals("a step")
     def _do_step(self) -> None:

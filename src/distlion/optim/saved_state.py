@@ -190,6 +190,24 @@ def describe_cuts(
     ]
 
 
+def check_cuts(
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    describe: Callable[[Tensor, Any], str],
+) -> None:
+    """Refuse momenta that only all ranks together could cut down to this rank's part.
+
+    Raises:
+        CheckpointError: ``describe`` describes one.
+    """
+    for line in describe_cuts(state_dict, groups, describe):
+        raise CheckpointError(
+            f"{line} was saved, and is cut otherwise than the parameter here. Expected the same "
+            "cut. Load it by torch.distributed.checkpoint and set_optimizer_state_dict, which cut "
+            "it anew. Nothing was changed"
+        )
+
+
 def _list_momenta(
     state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Any, Tensor, str]]:

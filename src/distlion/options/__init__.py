@@ -24,7 +24,7 @@ from distlion.options.nodes import PIECE_UNIT_ELEMENTS, NodePieces, Nodes
 from distlion.options.overlap import Overlap
 from distlion.options.overlap_trial import OverlapTrial
 from distlion.options.settings import Settings, check_choice
-from distlion.options.shard_pieces import ShardPieces
+from distlion.options.shard_pieces import OwnShards, ShardPieces
 from distlion.options.sharding import Sharding, find_sharding
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "NormClipper",
     "Overlap",
     "OverlapTrial",
+    "OwnShards",
     "Settings",
     "ShardPieces",
     "Sharding",

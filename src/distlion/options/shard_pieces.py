@@ -11,23 +11,19 @@ from torch import Tensor
 
 from distlion.layout import WORD_ELEMENTS, Slot
 from distlion.options.sharding import Sharding
-from distlion.step import Copies, is_dtensor, local_tensor
+from distlion.step import ALONE, Copies, is_dtensor, local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class ShardPieces:
-    """The momenta that this process keeps, for its local shards.
+class OwnShards:
+    """The momenta that this process keeps, for local shards of one worker and whole parameters.
 
-    Args:
-        sharding: The sharding of the parameters.
+    Its form in states is that of torch's optimizers: cut like the parameter.
     """
 
     part = 0
-
-    def __init__(self, sharding: Sharding) -> None:
-        self._sharding = sharding
 
     def cut(self, param: Tensor) -> None:
         """Do nothing, as a DTensor is already cut."""
@@ -38,6 +34,75 @@ class ShardPieces:
     def of(self, param: Tensor) -> tuple[tuple[int, int], ...]:
         """Return (start, stop) of the whole flat local shard, which is kept here."""
         return ((0, local_tensor(param).numel()),)
+
+    def place(self, slot: Slot, param: Tensor) -> Slot:
+        """Return the slot of the local shard; nothing here draws coins by its place."""
+        return slot._replace(n_elements=local_tensor(param).numel())
+
+    def find_copies(self, param: Tensor) -> Copies:
+        """Return ``ALONE``, as nothing here takes norms over ranks."""
+        return ALONE
+
+    def momentum_shape(self, param: Tensor) -> torch.Size:
+        """Return the shape of the local shard."""
+        return local_tensor(param).shape
+
+    def take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return a saved momentum unchanged, as ``localize`` has cut it already."""
+        return exp_avg
+
+    def localize(self, param: Tensor, exp_avg: Any) -> Any:
+        """Cut a saved momentum down to this rank's shard, without other ranks.
+
+        Args:
+            param: The parameter.
+            exp_avg: A DTensor for which ``describe_cut`` returned "", or a plain tensor of the
+                parameter's shape. Anything else is returned unchanged.
+        """
+        if is_dtensor(exp_avg):
+            return local_tensor(exp_avg)
+        if not is_dtensor(param) or not isinstance(exp_avg, Tensor) or exp_avg.shape != param.shape:
+            return exp_avg
+        return _cut_shard(param, exp_avg)
+
+    def sketch(self, param: Tensor, exp_avg: Any) -> Any:
+        """Return the same as ``localize``, which asks no other rank."""
+        return self.localize(param, exp_avg)
+
+    def describe_cut(self, param: Tensor, exp_avg: Any) -> str:
+        """Describe the cut of a saved momentum if it is another one than the parameter's."""
+        if not is_dtensor(exp_avg) or _is_cut_like(param, exp_avg):
+            return ""
+        return _describe_place(exp_avg)
+
+    def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
+        """Return a momentum in its form for states: a DTensor where the parameter is one."""
+        return self.wrap(param, exp_avg) if is_dtensor(param) else exp_avg
+
+    def wrap(self, param: Tensor, shard: Tensor) -> Tensor:
+        """Return a DTensor like the parameter, from this rank's shard of it."""
+        from torch.distributed.tensor import DTensor
+
+        whole: Tensor = DTensor.from_local(
+            shard,
+            param.device_mesh,  # type: ignore[attr-defined]
+            param.placements,  # type: ignore[attr-defined]
+            run_check=False,
+            shape=param.shape,
+            stride=param.stride(),
+        )
+        return whole
+
+
+class ShardPieces(OwnShards):
+    """The momenta that this process keeps, for its worker's local shards.
+
+    Args:
+        sharding: The sharding of the parameters.
+    """
+
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
 
     def place(self, slot: Slot, param: Tensor) -> Slot:
         """Return the slot of the local shard, from the parameter's slot.
@@ -74,14 +139,6 @@ class ShardPieces:
                 n_shards *= mesh.size(dim)
         return Copies(len(inside) // n_shards, is_first)
 
-    def momentum_shape(self, param: Tensor) -> torch.Size:
-        """Return the shape of the local shard."""
-        return local_tensor(param).shape
-
-    def take_momentum(self, param: Tensor, exp_avg: Tensor) -> Tensor:
-        """Return a saved momentum unchanged, as ``localize`` has cut it already."""
-        return exp_avg
-
     def localize(self, param: Tensor, exp_avg: Any) -> Any:
         """Cut a saved momentum down to this worker's row and this rank's shard.
 
@@ -94,7 +151,7 @@ class ShardPieces:
         """
         if not isinstance(exp_avg, Tensor):
             return exp_avg
-        local_shape, stacked = self.momentum_shape(param), self.stacked_shape(param)
+        stacked = self.stacked_shape(param)
         if _is_cut_like(param, exp_avg):
             return local_tensor(exp_avg)
         if is_dtensor(exp_avg):
@@ -106,10 +163,7 @@ class ShardPieces:
             exp_avg = exp_avg[self._sharding.ranks.row]
         elif exp_avg.shape != param.shape:
             return exp_avg
-        _, offset = _find_offset(param)
-        for dim, size in enumerate(local_shape):
-            exp_avg = exp_avg.narrow(dim, min(offset[dim], exp_avg.shape[dim] - size), size)
-        return exp_avg
+        return _cut_shard(param, exp_avg)
 
     def sketch(self, param: Tensor, exp_avg: Any) -> Any:
         """Return a stand-in with the shape, dtype and device of the result of ``localize``.
@@ -189,20 +243,6 @@ class ShardPieces:
             return ""
         return _describe_place(numbers, *self._number_place(param))
 
-    def wrap(self, param: Tensor, shard: Tensor) -> Tensor:
-        """Return a DTensor like the parameter, from this rank's shard of it."""
-        from torch.distributed.tensor import DTensor
-
-        whole: Tensor = DTensor.from_local(
-            shard,
-            param.device_mesh,  # type: ignore[attr-defined]
-            param.placements,  # type: ignore[attr-defined]
-            run_check=False,
-            shape=param.shape,
-            stride=param.stride(),
-        )
-        return whole
-
     def _number_place(self, param: Tensor) -> tuple[DeviceMesh, list[Any]]:
         """Return the mesh of a number of each worker, and its placements there."""
         from torch.distributed.tensor import Replicate, Shard
@@ -222,6 +262,14 @@ class ShardPieces:
             return self._sharding.state_meshes[mesh], [Shard(0), *moved]
         moved[dim] = Shard(0)
         return mesh, moved
+
+
+def _cut_shard(param: Tensor, whole: Tensor) -> Tensor:
+    """Return this rank's shard of a plain tensor of the parameter's shape."""
+    _, offset = _find_offset(param)
+    for dim, size in enumerate(local_tensor(param).shape):
+        whole = whole.narrow(dim, min(offset[dim], whole.shape[dim] - size), size)
+    return whole
 
 
 def _is_cut_like(param: Tensor, saved: Any) -> bool:
