@@ -35,12 +35,15 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 FOLDER = "local_steps"
 
 
-def run_all(records: Records, data: Data, names: Sequence[str]) -> None:
-    """Do runs in the order of the protocol until none is left."""
+def run_all(
+    records: Records, data: Data, names: Sequence[str], methods: Sequence[str] | None
+) -> None:
+    """Do runs of some parts, and of some methods or all, in order until none is left."""
     chosen = tuple(part for part in PARTS if part.name in names and part.task in data.tasks)
 
     def list_open() -> list[RunConfig]:
-        return list_open_runs(chosen, records.read)
+        found = list_open_runs(chosen, records.read)
+        return [config for config in found if methods is None or config.method in methods]
 
     run_until_done(list_open, records, partial(make, data))
 
@@ -60,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
     require_evidence()
     data = Data(args.images, args.books)
     if args.command == "run":
-        run_all(records, data, args.parts)
+        run_all(records, data, args.parts, args.methods)
     elif args.command == "seconds":
         time_all(records.folder, data, args.links, args.repetitions)
     else:
@@ -78,6 +81,7 @@ def _make_parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="tune and train with virtual workers")
     names = [part.name for part in PARTS]
     run.add_argument("--parts", nargs="+", choices=names, default=names)
+    run.add_argument("--methods", nargs="+", help="do runs of these only; default: of all")
     seconds = commands.add_parser("seconds", help="time computing and exchanges in the network lab")
     seconds.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     seconds.add_argument("--repetitions", type=int, default=8, help="of each contestant")
