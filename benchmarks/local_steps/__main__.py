@@ -24,7 +24,7 @@ import target_path  # noqa: F401
 import torch
 from archive import Records, require_evidence
 from choices import PARTS, list_open_runs
-from contest import LINKS
+from contest import ALWAYS, LINKS, read_local
 from curves import Data, make
 from page import write_report
 from runs import RunConfig
@@ -81,7 +81,7 @@ def _make_parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="tune and train with virtual workers")
     names = [part.name for part in PARTS]
     run.add_argument("--parts", nargs="+", choices=names, default=names)
-    run.add_argument("--methods", nargs="+", help="do runs of these only; default: of all")
+    run.add_argument("--methods", nargs="+", type=_read_method, help="methods to run; default: all")
     seconds = commands.add_parser("seconds", help="time computing and exchanges in the network lab")
     seconds.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     seconds.add_argument("--repetitions", type=int, default=8, help="of each contestant")
@@ -94,6 +94,12 @@ def _make_parser() -> argparse.ArgumentParser:
         each.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
         each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
     return parser
+
+
+def _read_method(word: str) -> str:
+    if word not in ALWAYS and read_local(word) is None:
+        raise argparse.ArgumentTypeError(f"there is no method {word!r}")
+    return word
 
 
 if __name__ == "__main__":

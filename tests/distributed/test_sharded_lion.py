@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,7 +13,14 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import distlion
 from cluster import run_workers
@@ -149,34 +157,151 @@ def test_a_whole_state_goes_into_shards_and_comes_out_of_them() -> None:
     assert found[0]["down"]
 
 
-def load_plain_tensors(rank: int, world_size: int) -> dict[str, Any]:
+def load_states_by_hand(rank: int, world_size: int) -> dict[str, Any]:
     model, optimizer = make("all shards")
     rows = train(model, optimizer, 0, AT)
     state = optimizer.state_dict()
     others, other_optimizer = make("all shards", seed=1)
-    plain = repeat_whole(rows)[1].state_dict()
-    other_optimizer.load_state_dict(plain)
+    other_optimizer.load_state_dict(repeat_whole(rows)[1].state_dict())
     found: dict[str, Any] = {
         "plain": are_equal(list_momenta(model, optimizer), list_momenta(others, other_optimizer))
     }
     before = [each.clone() for each in list_momenta(model, optimizer)]
-    moved = {
-        key: {"exp_avg": entry["exp_avg"].redistribute(placements=[Replicate()])}
-        for key, entry in state["state"].items()
+    last = max(state["state"])
+    momentum = state["state"][last]["exp_avg"]
+    shard = momentum.to_local().unsqueeze(0)
+    of_workers = DTensor.from_local(
+        shard, momentum.device_mesh, [Shard(1)], shape=torch.Size([1, 3]), stride=(3, 1)
+    )
+    refused = {
+        "resharded": momentum.redistribute(placements=[Replicate()]),
+        "of workers": of_workers,
+        "small": torch.zeros(2),
     }
-    small = {key: {"exp_avg": torch.zeros(2)} for key in state["state"]}
-    for name, entries in (("moved", moved), ("small", small)):
+    groups = [{**state["param_groups"][0], "lr": 0.5}]
+    for name, odd in refused.items():
+        entries = {**state["state"], last: {"exp_avg": odd}}
         with pytest.raises(CheckpointError) as caught:
-            optimizer.load_state_dict({**state, "state": entries})
+            optimizer.load_state_dict({"state": entries, "param_groups": groups})
         found[name] = str(caught.value)
     found["unchanged"] = are_equal(before, list_momenta(model, optimizer))
+    found["rate"] = optimizer.param_groups[0]["lr"]
     return found
 
 
-def test_a_plain_state_is_cut_and_one_that_is_cut_otherwise_is_refused() -> None:
-    for found in run_workers(load_plain_tensors, N_RANKS):
+def test_a_plain_state_is_cut_and_others_are_refused() -> None:
+    for found in run_workers(load_states_by_hand, N_RANKS):
         assert found["plain"]
-        assert "momentum of parameter 0 of group 0" in found["moved"]
-        assert "set_optimizer_state_dict" in found["moved"]
+        assert "momentum of parameter 5 of group 0" in found["resharded"]
+        assert "full_tensor()" in found["resharded"]
+        assert "saved momentum has shape (1, 3), the parameter has (3,)" in found["of workers"]
         assert "saved momentum has shape (2,)" in found["small"]
         assert found["unchanged"]
+        assert found["rate"] == 1e-2
+
+
+def load_shards_into_whole_parameters(rank: int, world_size: int) -> list[str]:
+    model, optimizer = make("all shards")
+    train(model, optimizer, 0, AT)
+    state = optimizer.state_dict()
+    names, found = list(build().named_parameters()), []
+    for other in (
+        distlion.Lion(names, lr=0.5),
+        distlion.DistributedLion(names, lr=0.5, check_every=None),
+        distlion.VirtualCluster(names, lr=0.5, workers=2),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            other.load_state_dict(state)
+        assert other.param_groups[0]["lr"] == 0.5
+        assert not any(entry["exp_avg"].any() for entry in other.state.values())
+        found.append(str(caught.value))
+    return found
+
+
+def test_shards_are_refused_by_whole_parameters() -> None:
+    for found in run_workers(load_shards_into_whole_parameters, N_RANKS):
+        assert len(found) == 3
+        assert all("the parameter is a whole tensor" in text for text in found)
+
+
+def copy_and_go_on(rank: int, world_size: int) -> bool:
+    model, optimizer = make("all shards")
+    train(model, optimizer, 0, AT)
+    copied = copy.deepcopy(optimizer)  # with parameters of its own
+    run_backward(model, AT, rank=0)
+    pairs = list(
+        zip(optimizer.param_groups[0]["params"], copied.param_groups[0]["params"], strict=True)
+    )
+    for param, its_copy in pairs:
+        its_copy.grad = param.grad.detach().clone()
+    optimizer.step()
+    copied.step()
+    mine, its = (each.state_dict()["state"] for each in (optimizer, copied))
+    momenta = [(mine[key]["exp_avg"], its[key]["exp_avg"]) for key in mine]
+    return all(are_equal([one], [other]) for one, other in [*pairs, *momenta])
+
+
+def test_a_copy_goes_on_to_the_same_bits() -> None:
+    assert run_workers(copy_and_go_on, N_RANKS) == [True] * N_RANKS
+
+
+def save_through_hooks(rank: int, world_size: int) -> list[bool]:
+    found = []
+    sharded = make("all shards")[1]
+    whole = make_lion(build())
+    for each, is_sharded in ((sharded, True), (whole, False)):
+        seen: list[bool] = []
+
+        def wrap(_: Any, state: dict[str, Any], seen: list[bool] = seen) -> dict[str, Any]:
+            seen += [isinstance(entry["exp_avg"], DTensor) for entry in state["state"].values()]
+            return {"opt": state}
+
+        each.register_state_dict_post_hook(wrap)
+        found.append(list(each.state_dict()) == ["opt"] and seen == [is_sharded] * 6)
+        found.append(not any(isinstance(kept["exp_avg"], DTensor) for kept in each.state.values()))
+    return found
+
+
+def test_hooks_of_saving_see_the_saved_form() -> None:
+    assert run_workers(save_through_hooks, N_RANKS) == [[True] * 4] * N_RANKS
+
+
+class Mlp(nn.Module):
+    """A block with columns and rows to cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(7, 16), nn.Linear(16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).tanh())
+
+
+def train_beside_tensor_parallelism(rank: int, world_size: int) -> bool:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
+
+    def make_model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        model = Mlp()
+        parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return fully_shard(model, mesh=mesh["shard"])
+
+    model = make_model(0)
+    optimizer = make_lion(model)
+    torch.manual_seed(0)
+    whole = Mlp()
+    whole_optimizer = make_lion(whole)
+    for grads in train(model, optimizer, 0, AT):
+        for param, grad in zip(whole.parameters(), grads, strict=True):
+            param.grad = grad
+        whole_optimizer.step()
+    others = make_model(1)
+    other_optimizer = make_lion(others)
+    other_optimizer.load_state_dict(whole_optimizer.state_dict())
+    return are_equal(model.parameters(), whole.parameters()) and are_equal(
+        list_momenta(model, optimizer), list_momenta(others, other_optimizer)
+    )
+
+
+def test_columns_and_rows_of_tensor_parallelism() -> None:
+    assert run_workers(train_beside_tensor_parallelism, N_RANKS) == [True] * N_RANKS

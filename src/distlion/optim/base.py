@@ -34,12 +34,10 @@ from distlion.optim.arguments import (
 from distlion.optim.precision import warn_of_lost_updates
 from distlion.optim.saved_groups import WORKER_KEY
 from distlion.optim.saved_state import (
-    check_cuts,
     describe_cuts,
     export_state,
     fill_absent_keys,
     find_rule,
-    forget_worker,
     map_momenta,
     parse_groups,
     reading_state,
@@ -50,6 +48,7 @@ from distlion.options import (
     NodePieces,
     OwnShards,
     Settings,
+    ShardPieces,
     fill_selection,
 )
 from distlion.session import FixedGroups, MomentumOwnership
@@ -233,18 +232,6 @@ class LionBase(Optimizer):
     def _do_step(self) -> None:
         raise NotImplementedError
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, also from another Lion; keys that it lacks keep their present values.
-
-        Raises:
-            CheckpointError: Groups, shapes, momenta or hyperparameters do not fit; nothing changed.
-        """
-        with reading_state():
-            copied = forget_worker(state_dict)
-            check_cuts(copied, self.param_groups, self._pieces.describe_cut)
-            filled = self._check_state(self._localize(copied))
-        self._load_state(filled)
-
     def _describe_cuts(self, filled: Mapping[str, Any]) -> list[str]:
         """Describe the momenta that ``_localize`` asks other ranks for; equal on all ranks."""
         return describe_cuts(filled, self.param_groups, self._pieces.describe_cut)
@@ -274,6 +261,7 @@ class VotingBase(LionBase):
         worker: Name of the worker that owns these momenta, from ``name_worker``.
     """
 
+    _pieces: NodePieces | ShardPieces
     _settings: Settings
     _known_step = 0
     _takes_scales = False
@@ -288,7 +276,7 @@ class VotingBase(LionBase):
         cautious: bool,
         aggregation: Aggregation | None,
         exp_avg_dtype: torch.dtype | None,
-        pieces: NodePieces | OwnShards | None = None,
+        pieces: NodePieces | ShardPieces | None = None,
         worker: str | None = None,
     ) -> None:
         check_exp_avg_dtype(exp_avg_dtype)

@@ -369,7 +369,7 @@ class DistributedLion(VotingBase):
         """Return this worker's state: tensors, numbers and strings only; rules as their ``repr``.
 
         Its momentum loads into any ``Lion``. ``save_checkpoint`` keeps all workers' momenta, as the
-        state of DTensors does: (workers, *shape).
+        state of DTensors does: (workers, *shape), of which a ``Lion`` takes ``full_tensor()[i]``.
 
         Raises:
             CheckpointError: An exception cut a commit short.

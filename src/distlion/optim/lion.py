@@ -9,10 +9,16 @@ from torch.optim.optimizer import ParamsT
 
 from distlion.errors import CheckpointError
 from distlion.optim.base import LionBase
-from distlion.optim.saved_state import map_momenta
+from distlion.optim.saved_state import (
+    check_cuts,
+    export_kept,
+    forget_worker,
+    reading_state,
+    restoring,
+)
 from distlion.options import OwnShards
 from distlion.signals import deferred_signals
-from distlion.step import gather_alone, move_alone, read_groups
+from distlion.step import gather_alone, is_dtensor, move_alone, read_groups
 
 
 class Lion(LionBase):
@@ -26,9 +32,9 @@ class Lion(LionBase):
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups, as for every torch optimizer;
-            float32, bfloat16 or float16, whole or FSDP2's. Frozen ones are skipped. One that is
-            frozen later moves while it has a gradient, as under torch's optimizers: clear it when
-            you freeze.
+            float32, bfloat16 or float16, plain tensors or FSDP2's DTensors. Frozen ones are
+            skipped. One that is frozen later moves while it has a gradient, as under torch's
+            optimizers: clear it when you freeze.
         lr: Learning rate, 0 or more; start at a quarter of AdamW's.
         betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD. Lion's
             paper has (0.9, 0.99), which is worse in short runs and usually takes a lower ``lr``.
@@ -38,7 +44,8 @@ class Lion(LionBase):
 
     Raises:
         InvalidArgumentError: A value is out of range, or a parameter is given twice.
-        UnsupportedTypeError: A parameter or argument is of a kind without support.
+        UnsupportedTypeError: A parameter or argument is of a kind without support; in a step, a
+            DTensor's gradient has other placements than the DTensor.
 
     Notes:
         Arithmetic is in float32, with one rounding to the parameter's dtype; ``exp_avg`` has that
@@ -68,7 +75,7 @@ class Lion(LionBase):
         self._begin_life(pieces=OwnShards())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, as every torch optimizer: momenta of DTensors are cut like these.
+        """Return the state. Momenta of DTensors are DTensors with the same placements.
 
         Raises:
             CheckpointError: Parameters were removed from the groups, and their momenta remain.
@@ -77,9 +84,33 @@ class Lion(LionBase):
         if not all(id(param) in held for param in self.state):
             raise CheckpointError(
                 "parameters were taken from the param groups, and their momenta are left in the "
-                "state. Delete these from optimizer.state, or make a new optimizer"
+                "state. Delete these from optimizer.state, or make a new optimizer. If a framework "
+                "sharded the model after the optimizer was made, shard it first"
             )
-        return map_momenta(super().state_dict(), self.param_groups, self._pieces.export)
+        kept = self.state
+        if any(map(is_dtensor, kept)):
+            self.state = export_kept(kept, self._pieces.export)  # before the caller's hooks
+        try:
+            return super().state_dict()
+        finally:
+            self.state = kept
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, also from another Lion; keys that it lacks keep their present values.
+
+        For DTensor parameters, momenta are DTensors with the same mesh and placements, plain
+        tensors of the whole parameter, or plain tensors that are this rank's shards.
+
+        Raises:
+            CheckpointError: Groups, shapes, placements, momenta or hyperparameters do not fit;
+                nothing changed.
+        """
+        with reading_state():
+            copied = forget_worker(state_dict)
+            check_cuts(self._describe_cuts(copied))
+            filled = self._check_state(self._localize(copied))
+        with restoring(self):
+            self._load_state(filled)
 
     @deferred_signals("a step")
     def _do_step(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from distlion.optim.saved_groups import (
     take_lions,
 )
 from distlion.options import export_agreement
+from distlion.step import is_dtensor
 
 
 @contextmanager
@@ -78,10 +80,25 @@ def export_state(
         for group in state_dict["param_groups"]
     ]
     state = {
-        index: {**entry, **{key: export(params[index], entry[key]) for key in list_kept(entry)}}
+        index: _export_entry(params[index], entry, export)
         for index, entry in state_dict["state"].items()
     }
     return {**state_dict, "state": state, "param_groups": groups}
+
+
+def export_kept(
+    state: Mapping[Tensor, Mapping[str, Any]], export: Callable[[Tensor, Tensor], Tensor]
+) -> defaultdict[Tensor, Any]:
+    """Return an optimizer's ``state`` with momenta and rules' state in their saved form."""
+    return defaultdict(
+        dict, {param: _export_entry(param, entry, export) for param, entry in state.items()}
+    )
+
+
+def _export_entry(
+    param: Tensor, entry: Mapping[str, Any], export: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Any]:
+    return {**entry, **{key: export(param, entry[key]) for key in list_kept(entry)}}
 
 
 def copy_groups(state_dict: Any) -> dict[str, Any]:
@@ -190,21 +207,20 @@ def describe_cuts(
     ]
 
 
-def check_cuts(
-    state_dict: Mapping[str, Any],
-    groups: Sequence[Mapping[str, Any]],
-    describe: Callable[[Tensor, Any], str],
-) -> None:
+def check_cuts(lines: Sequence[str]) -> None:
     """Refuse momenta that only all ranks together could cut down to this rank's part.
 
+    Args:
+        lines: What ``describe_cuts`` returned.
+
     Raises:
-        CheckpointError: ``describe`` describes one.
+        CheckpointError: There is one.
     """
-    for line in describe_cuts(state_dict, groups, describe):
+    if lines:
         raise CheckpointError(
-            f"{line} was saved, and is cut otherwise than the parameter here. Expected the same "
-            "cut. Load it by torch.distributed.checkpoint and set_optimizer_state_dict, which cut "
-            "it anew. Nothing was changed"
+            f"{lines[0]}. Expected the same mesh and placements. Pass its full_tensor(), of which "
+            "load_state_dict() takes this rank's shard; or save and load by "
+            "torch.distributed.checkpoint, which reshards. Nothing was changed"
         )
 
 
@@ -307,6 +323,11 @@ def _check_tensor(
         raise CheckpointError(
             f"{name}: saved {what} has shape {shape}, the parameter has {tuple(expected[0])}"
             + ("" if expected[0] == expected[1] else f", this rank's part {tuple(expected[1])}")
+        )
+    if is_dtensor(found):
+        raise CheckpointError(
+            f"{name}: saved {what} is a shard of a DTensor, and the parameter is a whole tensor. "
+            "Expected a whole tensor. Call full_tensor() of each on all ranks that hold shards"
         )
     if found.layout is not torch.strided or found.device.type == "meta":
         kind = "is on the meta device" if found.device.type == "meta" else f"is {found.layout}"

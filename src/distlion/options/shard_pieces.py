@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class OwnShards:
-    """The momenta that this process keeps, for local shards of one worker and whole parameters.
+    """Keep the momenta of one worker's whole parameters and local shards.
 
-    Its form in states is that of torch's optimizers: cut like the parameter.
+    In states each momentum is sharded like its parameter, as in torch's optimizers.
     """
 
     part = 0
@@ -56,24 +56,22 @@ class OwnShards:
 
         Args:
             param: The parameter.
-            exp_avg: A DTensor for which ``describe_cut`` returned "", or a plain tensor of the
-                parameter's shape. Anything else is returned unchanged.
+            exp_avg: A DTensor that is sharded like it, or a plain tensor of its shape. Anything
+                else is returned unchanged.
         """
-        if is_dtensor(exp_avg):
+        if _is_cut_like(param, exp_avg):
             return local_tensor(exp_avg)
-        if not is_dtensor(param) or not isinstance(exp_avg, Tensor) or exp_avg.shape != param.shape:
+        is_whole = isinstance(exp_avg, Tensor) and exp_avg.shape == param.shape
+        if not is_whole or is_dtensor(exp_avg) or not is_dtensor(param):
             return exp_avg
         return _cut_shard(param, exp_avg)
 
-    def sketch(self, param: Tensor, exp_avg: Any) -> Any:
-        """Return the same as ``localize``, which asks no other rank."""
-        return self.localize(param, exp_avg)
-
     def describe_cut(self, param: Tensor, exp_avg: Any) -> str:
-        """Describe the cut of a saved momentum if it is another one than the parameter's."""
-        if not is_dtensor(exp_avg) or _is_cut_like(param, exp_avg):
+        """Describe how a saved momentum is sharded if that differs from the parameter's way."""
+        is_sharded = is_dtensor(param) and is_dtensor(exp_avg) and exp_avg.shape == param.shape
+        if not is_sharded or _is_cut_like(param, exp_avg):
             return ""
-        return _describe_place(exp_avg)
+        return f"{_describe_place(exp_avg)}; the parameter has {_describe_place(param)}"
 
     def export(self, param: Tensor, exp_avg: Tensor) -> Tensor:
         """Return a momentum in its form for states: a DTensor where the parameter is one."""
@@ -276,6 +274,7 @@ def _is_cut_like(param: Tensor, saved: Any) -> bool:
     """Return whether a saved tensor is cut as its parameter, so that no other rank is needed."""
     return (
         is_dtensor(saved)
+        and is_dtensor(param)
         and saved.shape == param.shape
         and saved.device_mesh == param.device_mesh  # type: ignore[attr-defined]
         and tuple(saved.placements) == tuple(param.placements)  # type: ignore[attr-defined]
@@ -286,10 +285,12 @@ def _describe_place(
     saved: Any, mesh: DeviceMesh | None = None, placements: Iterable[Any] = ()
 ) -> str:
     """Describe where a saved DTensor lies; "" if it is the given place."""
-    if saved.device_mesh == mesh and tuple(saved.placements) == tuple(placements):
+    found = saved.device_mesh
+    if found == mesh and tuple(saved.placements) == tuple(placements):
         return ""
-    shape, sizes = tuple(saved.shape), tuple(saved.device_mesh.shape)
-    return f"{shape} on a mesh of {sizes}, placements {saved.placements}"
+    sizes, names = tuple(found.shape), found.mesh_dim_names
+    dims = sizes if names is None else dict(zip(names, sizes, strict=True))
+    return f"{tuple(saved.shape)} on a mesh of {dims}, placements {saved.placements}"
 
 
 def _move_dim(placement: Any) -> Any:
