@@ -36,7 +36,7 @@ FOLDER = "local_steps"
 
 
 def run_all(
-    records: Records, data: Data, names: Sequence[str], methods: Sequence[str] | None
+    records: Records, data: Data, names: Sequence[str], methods: Sequence[str] | None = None
 ) -> None:
     """Do runs of some parts, and of some methods or all, in order until none is left."""
     chosen = tuple(part for part in PARTS if part.name in names and part.task in data.tasks)

@@ -73,8 +73,9 @@ class Claims:
 def judge(entries: Sequence[Entry], targets: Seconds, blocks: Blocks) -> Claims:
     """Judge both claims, from all methods on the deciding task and link.
 
-    Neither is judged before DDP and all votes of the first H are complete at DDP's length, nor the
-    second one before both kinds of DiLoCo of its H are complete at both lengths.
+    Neither is judged before DDP and all votes of the first H are complete at DDP's length. The
+    first is denied only once these are complete at both lengths. The second one waits for both
+    kinds of DiLoCo of the best vote's H, at both lengths.
     """
     found = list_sooner(entries, targets, blocks)
     known = [(entry, seconds) for entry, seconds in found if seconds is not None]
@@ -92,7 +93,8 @@ def judge(entries: Sequence[Entry], targets: Seconds, blocks: Blocks) -> Claims:
     if any((method, False) not in complete for method in votes):
         return claims
     is_ten_times = ratio >= _AS_FAST and least >= _EACH_AS_FAST
-    claims = replace(claims, is_ten_times=_say(is_ten_times))
+    if is_ten_times or not without:  # longer runs may still be sooner
+        claims = replace(claims, is_ten_times=_say(is_ten_times))
     dilocos = _name_dilocos(best)
     if not complete.issuperset(product(dilocos, (False, True))):
         return claims

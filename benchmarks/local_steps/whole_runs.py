@@ -45,6 +45,9 @@ def lay_out_whole(records: Records, link_titles: Mapping[str, str]) -> Iterator[
     head += [f"to the loss after {share:.0%}" for share in SHARES]
     head += ["DDP takes", "last test loss", "virtual", "identical"]
     yield Table(head, [_describe(found, everything, records, link_titles) for found in everything])
+    for found in everything:
+        if "note" in found:
+            yield Paragraph(f"`{found['config']['method']}`: {found['note']}")
 
 
 def _describe(

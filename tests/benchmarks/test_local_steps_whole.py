@@ -76,6 +76,13 @@ def test_a_whole_run_alone_has_no_ratio(study: Any, folder: Folder) -> None:
     assert folder.describe(study)[f"{VOTE} (local steps)"][7] == "-"
 
 
+def test_what_was_noted_of_a_whole_run_stands_below_the_table(study: Any, folder: Folder) -> None:
+    folder.save_whole(study, "global-adamw", 4480.0, note="Other programs ran beside it.")
+    folder.save_whole(study, VOTE, 448.0)
+    text = study.page.write_report(folder, folder.folder).read_text()
+    assert text.count("`global-adamw`: Other programs ran beside it.") == 1
+
+
 def test_ddp_on_another_link_gives_no_ratio(study: Any, folder: Folder) -> None:
     folder.save_whole(study, "global-adamw", 4480.0, link="1mbit")
     folder.save_whole(study, VOTE, 448.0)
