@@ -87,9 +87,8 @@ def _lay_out_claims(records: Records) -> Iterator[Block]:
     found = judge(entries, targets, read_blocks(records.folder, DECIDING_TASK, DECIDING_LINK))
     default = choose_default(records.read)
     yield Heading("What may be said")
-    ratios = (
-        "" if found.best is None else f"{found.ratio:.1f}, slowest seed {found.least_ratio:.1f}"
-    )
+    # The ratio is 0 where no vote gets there.
+    ratios = f"{found.ratio:.1f}, slowest seed {found.least_ratio:.1f}" if found.ratio > 0 else ""
     rows = [
         ["at least 10 times as fast as DDP", found.ten_times, found.best or "", ratios],
         ["ahead of DiLoCo", found.is_ahead, found.best or "", found.diloco or ""],
