@@ -24,7 +24,7 @@ import target_path  # noqa: F401
 import torch
 from archive import Records, require_evidence
 from choices import PARTS, list_open_runs
-from contest import ALWAYS, LINKS, read_local
+from contest import ALWAYS, LINKS, OTHERS, VOTES, read_local
 from curves import Data, make
 from page import write_report
 from runs import RunConfig
@@ -97,7 +97,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _read_method(word: str) -> str:
-    if word not in ALWAYS and read_local(word) is None:
+    local = read_local(word)
+    if word not in ALWAYS and (local is None or local.kind not in (*VOTES, *OTHERS)):
         raise argparse.ArgumentTypeError(f"there is no method {word!r}")
     return word
 

@@ -303,6 +303,15 @@ def test_a_small_study_runs_from_tuning_to_its_page(
     assert (tmp_path / "local_steps_text.png").stat().st_size > 0
 
 
+@pytest.mark.parametrize("word", ["local-8-scaled", "local-8-typo", "adamw", "sparse-8-plain"])
+def test_a_method_that_is_not_run_is_refused(
+    study: Any, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        study.program.main(["run", "--methods", "sparse-8", word])
+    assert f"there is no method '{word}'" in capsys.readouterr().err
+
+
 def test_a_report_without_records_says_that_nothing_is_known(study: Any, tmp_path: Path) -> None:
     records = SimpleNamespace(read={}.get, folder=tmp_path)
     text = study.page.write_report(records, tmp_path).read_text()

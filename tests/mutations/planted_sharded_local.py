@@ -69,9 +69,16 @@ SHARDED_LOCAL = (
     ),
     Mutation(
         "Lion saves one rank's momenta for those of all",
-        "optim/lion.py",
-        "any(map(is_dtensor, kept))",
-        "False",
+        "options/shard_pieces.py",
+        "self.wrap(param, exp_avg) if is_dtensor(param) else exp_avg",
+        "exp_avg",
+        LION,
+    ),
+    Mutation(
+        "Lion gives a state its saved form twice after a load",
+        "optim/saved_state.py",
+        "    if not any(isinstance(hook, _Exporter) for hook in hooks.values()):\n",
+        "    if True:\n",
         LION,
     ),
     Mutation(

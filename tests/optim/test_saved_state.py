@@ -92,3 +92,29 @@ def test_lion_gives_an_unfrozen_parameter_its_momentum() -> None:
     param.grad = torch.ones(3)
     optimizer.step()
     assert torch.equal(param.detach(), torch.full((3,), 0.5))
+
+
+def make_cluster(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return distlion.VirtualCluster(params, workers=2, lr=0.1)
+
+
+@pytest.mark.parametrize("make", [distlion.Lion, distlion.DistributedLion, make_cluster])
+def test_hooks_of_saving_find_the_live_groups_before_and_the_saved_form_after(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    optimizer = make([torch.nn.Parameter(torch.ones(6))])
+    expected = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(expected)  # torch calls __setstate__, as copies do
+    seen: list[Any] = []
+    optimizer.register_state_dict_pre_hook(lambda own: seen.append(own.param_groups[0]["lr"]))
+
+    def wrap(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(state["param_groups"])
+        return {"wrapped": state}
+
+    optimizer.register_state_dict_post_hook(wrap)
+    wrapped = optimizer.state_dict()
+    assert list(wrapped) == ["wrapped"]
+    assert seen == [expected["param_groups"][0]["lr"], expected["param_groups"]]
+    assert all(type(rule) is str for group in seen[1] for rule in [group.get("aggregation", "")])
+    assert torch.equal(wrapped["wrapped"]["state"][0]["exp_avg"], expected["state"][0]["exp_avg"])

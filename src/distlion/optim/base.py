@@ -35,7 +35,7 @@ from distlion.optim.precision import warn_of_lost_updates
 from distlion.optim.saved_groups import WORKER_KEY
 from distlion.optim.saved_state import (
     describe_cuts,
-    export_state,
+    export_first,
     fill_absent_keys,
     find_rule,
     map_momenta,
@@ -83,6 +83,7 @@ class LionBase(Optimizer):
         self._check_group(defaults)
         self._begin_life(exp_avg_dtype, pieces)
         super().__init__(list_params(params), defaults)
+        export_first(self, self._pieces.export)
         warn_of_lost_updates(self.param_groups, rounding=rounding)
 
     def _begin_life(
@@ -369,12 +370,10 @@ class VotingBase(LionBase):
         """
         try:
             self._fixed.check(self.param_groups)
-            step = self.committed_step
+            read_step(self.param_groups)
         except InvalidArgumentError as error:
             raise CheckpointError(f"steps do not use this state: {error}") from error
-        return export_state(
-            super().state_dict(), self._all_params(), self._pieces.export, step=step
-        )
+        return super().state_dict()
 
     @reading_state()
     def _parse_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:

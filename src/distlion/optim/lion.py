@@ -11,14 +11,14 @@ from distlion.errors import CheckpointError
 from distlion.optim.base import LionBase
 from distlion.optim.saved_state import (
     check_cuts,
-    export_kept,
+    export_first,
     forget_worker,
     reading_state,
     restoring,
 )
 from distlion.options import OwnShards
 from distlion.signals import deferred_signals
-from distlion.step import gather_alone, is_dtensor, move_alone, read_groups
+from distlion.step import gather_alone, move_alone, read_groups
 
 
 class Lion(LionBase):
@@ -73,6 +73,7 @@ class Lion(LionBase):
         """Restore a copied or pickled optimizer from what torch keeps of it."""
         super().__setstate__(state)
         self._begin_life(pieces=OwnShards())
+        export_first(self, self._pieces.export)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Momenta of DTensors are DTensors with the same placements.
@@ -87,13 +88,7 @@ class Lion(LionBase):
                 "state. Delete these from optimizer.state, or make a new optimizer. If a framework "
                 "sharded the model after the optimizer was made, shard it first"
             )
-        kept = self.state
-        if any(map(is_dtensor, kept)):
-            self.state = export_kept(kept, self._pieces.export)  # before the caller's hooks
-        try:
-            return super().state_dict()
-        finally:
-            self.state = kept
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, also from another Lion; keys that it lacks keep their present values.

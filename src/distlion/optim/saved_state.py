@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from distlion.optim.saved_groups import (
     take_lions,
 )
 from distlion.options import export_agreement
-from distlion.step import is_dtensor
+from distlion.step import is_dtensor, read_step
 
 
 @contextmanager
@@ -55,50 +55,50 @@ def parse_or_note(
         return {}, error
 
 
-def export_state(
-    state_dict: dict[str, Any],
-    params: Sequence[Tensor],
-    export: Callable[[Tensor, Tensor], Tensor],
-    *,
-    step: int,
-) -> dict[str, Any]:
-    """Return a state in its saved form, without objects of distlion's classes.
+@dataclass(frozen=True)
+class _Exporter:
+    """A hook of ``state_dict()`` that gives the state its saved form.
+
+    Attributes:
+        export: Function from a momentum or a rule's state to its saved form.
+    """
+
+    export: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        state = {
+            index: {
+                **entry,
+                **{key: self.export(params[index], entry[key]) for key in list_kept(entry)},
+            }
+            for index, entry in state_dict["state"].items()
+        }
+        groups = [_export_group(group) for group in state_dict["param_groups"]]
+        return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _export_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a param group without objects of distlion's classes."""
+    rule = group.get("aggregation")
+    if not isinstance(rule, Aggregation):
+        return dict(group)
+    named = {"aggregation": repr(rule), "step": read_step([group])}
+    return {**group, **export_agreement(group), **named}
+
+
+def export_first(optimizer: Optimizer, export: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Give states their saved form before any other hook of ``state_dict()`` sees them.
+
+    It does nothing where this was done, as torch loads states by ``__setstate__``.
 
     Args:
-        state_dict: torch's state dict.
-        params: All parameters, in order.
+        optimizer: The optimizer, before others have its hooks.
         export: Function from a momentum or a rule's state to its saved form.
-        step: The step of all groups.
     """
-    groups = [
-        {
-            **group,
-            **export_agreement(group),
-            "aggregation": repr(group["aggregation"]),
-            "step": step,
-        }
-        for group in state_dict["param_groups"]
-    ]
-    state = {
-        index: _export_entry(params[index], entry, export)
-        for index, entry in state_dict["state"].items()
-    }
-    return {**state_dict, "state": state, "param_groups": groups}
-
-
-def export_kept(
-    state: Mapping[Tensor, Mapping[str, Any]], export: Callable[[Tensor, Tensor], Tensor]
-) -> defaultdict[Tensor, Any]:
-    """Return an optimizer's ``state`` with momenta and rules' state in their saved form."""
-    return defaultdict(
-        dict, {param: _export_entry(param, entry, export) for param, entry in state.items()}
-    )
-
-
-def _export_entry(
-    param: Tensor, entry: Mapping[str, Any], export: Callable[[Tensor, Tensor], Tensor]
-) -> dict[str, Any]:
-    return {**entry, **{key: export(param, entry[key]) for key in list_kept(entry)}}
+    hooks = optimizer._optimizer_state_dict_post_hooks
+    if not any(isinstance(hook, _Exporter) for hook in hooks.values()):
+        optimizer.register_state_dict_post_hook(_Exporter(export))
 
 
 def copy_groups(state_dict: Any) -> dict[str, Any]:
