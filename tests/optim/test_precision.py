@@ -43,3 +43,10 @@ def test_the_median_weight_is_what_counts() -> None:
     assert make([1.0, 0.001, 0.001], 1e-3) == 0
     assert make([0.0, 0.0, 1.0], 1e-30) == 0
     assert make([], 1e-3) == 0
+
+
+@pytest.mark.parametrize("kind", [distlion.Lion, distlion.DistributedLion])
+def test_the_warning_names_the_caller_s_line(kind: type[torch.optim.Optimizer]) -> None:
+    with pytest.warns(errors.LostUpdatesWarning) as caught:
+        kind([nn.Parameter(torch.ones(1, dtype=torch.bfloat16))], lr=1e-3)
+    assert [each.filename for each in caught] == [__file__]

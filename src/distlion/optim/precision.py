@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import LostUpdatesWarning
-from distlion.step import local_tensor
+from distlion.step import local_tensor, warn_user
 
 SAMPLED_ELEMENTS = 1 << 16
 
@@ -37,12 +36,11 @@ def warn_of_lost_updates(groups: Sequence[Mapping[str, Any]], *, rounding: str) 
                 continue
             name = str(dtype).removeprefix("torch.")
             remedy = "rounding='stochastic' or " if dtype == torch.bfloat16 else ""
-            warnings.warn(
+            warn_user(
                 f"lr={lr:g} of group {number} moves few of its {name} parameters: half of their "
                 f"weights are at least {median:.3g}, where {name} numbers are {spacing:.3g} apart, "
                 f"and less than half of that is rounded away; use {remedy}float32 parameters",
                 LostUpdatesWarning,
-                stacklevel=2,
             )
             return
 
