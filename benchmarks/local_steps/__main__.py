@@ -24,7 +24,7 @@ import target_path  # noqa: F401
 import torch
 from archive import Records, require_evidence
 from choices import PARTS, list_open_runs
-from contest import ALWAYS, LINKS, OTHERS, VOTES, read_local
+from contest import ALWAYS, LINKS, is_run
 from curves import Data, make
 from page import write_report
 from runs import RunConfig
@@ -86,7 +86,7 @@ def _make_parser() -> argparse.ArgumentParser:
     seconds.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     seconds.add_argument("--repetitions", type=int, default=8, help="of each contestant")
     whole = commands.add_parser("whole", help="train whole runs on text in the network lab")
-    whole.add_argument("--methods", nargs="+", required=True)
+    whole.add_argument("--methods", nargs="+", type=_read_method, required=True)
     whole.add_argument("--link", choices=LINKS, default=LINKS[0])
     whole.add_argument("--seed", type=int, default=1)
     whole.add_argument("--long", action="store_true", help="three times as long as DDP")
@@ -97,8 +97,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _read_method(word: str) -> str:
-    local = read_local(word)
-    if word not in ALWAYS and (local is None or local.kind not in (*VOTES, *OTHERS)):
+    if word not in ALWAYS and not is_run(word):
         raise argparse.ArgumentTypeError(f"there is no method {word!r}")
     return word
 

@@ -49,7 +49,7 @@ _LOCAL = re.compile(
     r"(?:local-(?P<voted>\d+)-(?P<vote>.+)|diloco-(?P<mean>\d+)(?P<plain>-plain)?"
     r"|sparse-(?P<sparse>\d+))"
 )
-_LION = re.compile(rf"(?P<base>{'|'.join(LIONS)})-(?P<rate>.+)")
+_LION = re.compile(rf"(?P<base>{'|'.join(LIONS)})-(?P<rate>\d[\d.]*(?:e-\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,15 @@ def read_local(method: str) -> Local | None:
     if match["mean"]:
         return Local(int(match["mean"]), "diloco-plain" if match["plain"] else "diloco")
     return Local(int(match["sparse"]), "sparse")
+
+
+def is_run(method: str) -> bool:
+    """Return whether the study runs a method with local steps; an outer Lion needs its rate."""
+    local = read_local(method)
+    if local is None or local.every not in PERIODS or local.kind not in (*VOTES, *OTHERS):
+        return False
+    lion = _LION.fullmatch(method.partition(f"local-{local.every}-")[2])
+    return lion is not None if local.kind in LIONS else method == local.method
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,14 @@ def test_a_small_study_runs_from_tuning_to_its_page(
     assert (tmp_path / "local_steps_text.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("word", ["local-8-scaled", "local-8-typo", "adamw", "sparse-8-plain"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("local-8-scaled", "local-8-typo", "local-7-scaled-plain", "local-08-scaled-plain"),
+        *("adamw", "sparse-8-plain", "sparse-0", "diloco-5", "local-8-majority-lion"),
+        "local-8-majority-lion-x",
+    ],
+)
 def test_a_method_that_is_not_run_is_refused(
     study: Any, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,11 +75,18 @@ SHARDED_LOCAL = (
         LION,
     ),
     Mutation(
-        "Lion gives a state its saved form twice after a load",
+        "Lion gives a state its saved form once more with each save",
         "optim/saved_state.py",
-        "    if not any(isinstance(hook, _Exporter) for hook in hooks.values()):\n",
+        "    if not ours:\n",
         "    if True:\n",
         LION,
+    ),
+    Mutation(
+        "a hook of saving that is prepended sees momenta before their saved form",
+        "optim/saved_state.py",
+        "        hooks.move_to_end(ours[0], last=False)\n",
+        "        pass\n",
+        ("optim/test_saved_state.py",),
     ),
     Mutation(
         "a momentum that is sharded otherwise is taken for this rank's",

@@ -98,9 +98,10 @@ def make_cluster(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return distlion.VirtualCluster(params, workers=2, lr=0.1)
 
 
+@pytest.mark.parametrize("is_prepended", [False, True])
 @pytest.mark.parametrize("make", [distlion.Lion, distlion.DistributedLion, make_cluster])
 def test_hooks_of_saving_find_the_live_groups_before_and_the_saved_form_after(
-    make: Callable[..., torch.optim.Optimizer],
+    make: Callable[..., torch.optim.Optimizer], is_prepended: bool
 ) -> None:
     optimizer = make([torch.nn.Parameter(torch.ones(6))])
     expected = copy.deepcopy(optimizer.state_dict())
@@ -112,7 +113,7 @@ def test_hooks_of_saving_find_the_live_groups_before_and_the_saved_form_after(
         seen.append(state["param_groups"])
         return {"wrapped": state}
 
-    optimizer.register_state_dict_post_hook(wrap)
+    optimizer.register_state_dict_post_hook(wrap, prepend=is_prepended)
     wrapped = optimizer.state_dict()
     assert list(wrapped) == ["wrapped"]
     assert seen == [expected["param_groups"][0]["lr"], expected["param_groups"]]

@@ -83,7 +83,6 @@ class LionBase(Optimizer):
         self._check_group(defaults)
         self._begin_life(exp_avg_dtype, pieces)
         super().__init__(list_params(params), defaults)
-        export_first(self, self._pieces.export)
         warn_of_lost_updates(self.param_groups, rounding=rounding)
 
     def _begin_life(
@@ -232,6 +231,11 @@ class LionBase(Optimizer):
 
     def _do_step(self) -> None:
         raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in its saved form, which hooks of saving see too."""
+        export_first(self, self._pieces.export)
+        return super().state_dict()
 
     def _describe_cuts(self, filled: Mapping[str, Any]) -> list[str]:
         """Describe the momenta that ``_localize`` asks other ranks for; equal on all ranks."""

@@ -11,7 +11,6 @@ from distlion.errors import CheckpointError
 from distlion.optim.base import LionBase
 from distlion.optim.saved_state import (
     check_cuts,
-    export_first,
     forget_worker,
     reading_state,
     restoring,
@@ -73,7 +72,6 @@ class Lion(LionBase):
         """Restore a copied or pickled optimizer from what torch keeps of it."""
         super().__setstate__(state)
         self._begin_life(pieces=OwnShards())
-        export_first(self, self._pieces.export)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Momenta of DTensors are DTensors with the same placements.

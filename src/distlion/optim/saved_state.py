@@ -88,17 +88,18 @@ def _export_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def export_first(optimizer: Optimizer, export: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Give states their saved form before any other hook of ``state_dict()`` sees them.
-
-    It does nothing where this was done, as torch loads states by ``__setstate__``.
+    """Make the saved form the first thing that post hooks of ``state_dict()`` do.
 
     Args:
-        optimizer: The optimizer, before others have its hooks.
+        optimizer: The optimizer. A hook is registered once, and moved only if it is not the first.
         export: Function from a momentum or a rule's state to its saved form.
     """
     hooks = optimizer._optimizer_state_dict_post_hooks
-    if not any(isinstance(hook, _Exporter) for hook in hooks.values()):
-        optimizer.register_state_dict_post_hook(_Exporter(export))
+    ours = [key for key, hook in hooks.items() if isinstance(hook, _Exporter)]
+    if not ours:
+        optimizer.register_state_dict_post_hook(_Exporter(export), prepend=True)
+    elif next(iter(hooks)) != ours[0]:  # a caller's hook came with prepend=True
+        hooks.move_to_end(ours[0], last=False)
 
 
 def copy_groups(state_dict: Any) -> dict[str, Any]:
