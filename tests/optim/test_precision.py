@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,3 +51,12 @@ def test_the_warning_names_the_caller_s_line(kind: type[torch.optim.Optimizer]) 
     with pytest.warns(errors.LostUpdatesWarning) as caught:
         kind([nn.Parameter(torch.ones(1, dtype=torch.bfloat16))], lr=1e-3)
     assert [each.filename for each in caught] == [__file__]
+
+
+def test_a_package_whose_name_begins_like_torch_is_a_caller() -> None:
+    path = f"{Path(torch.__file__).parent}vision/models.py"
+    code = compile("kind([param], lr=1e-3)", path, "exec")
+    param = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    with pytest.warns(errors.LostUpdatesWarning) as caught:
+        exec(code, {"kind": distlion.Lion, "param": param})
+    assert [each.filename for each in caught] == [path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -113,8 +114,8 @@ class GradientWatch:
 
 
 _INSIDE = (
-    str(Path(__file__).parents[1]),
-    str(Path(torch.__file__).parent),
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{Path(torch.__file__).parent}{os.sep}",
     contextlib.__file__,
 )
 """Paths of frames outside user code: schedulers, profilers and decorators wrap ``step()``."""
