@@ -119,3 +119,9 @@ def test_hooks_of_saving_find_the_live_groups_before_and_the_saved_form_after(
     assert seen == [expected["param_groups"][0]["lr"], expected["param_groups"]]
     assert all(type(rule) is str for group in seen[1] for rule in [group.get("aggregation", "")])
     assert torch.equal(wrapped["wrapped"]["state"][0]["exp_avg"], expected["state"][0]["exp_avg"])
+
+
+def test_lion_saves_a_group_with_a_rule_that_it_does_not_read() -> None:
+    param, rule = torch.nn.Parameter(torch.ones(3)), distlion.MajorityVote()
+    saved = distlion.Lion([{"params": [param], "aggregation": rule}]).state_dict()
+    assert saved["param_groups"][0]["aggregation"] is rule

@@ -81,7 +81,7 @@ class _Exporter:
 def _export_group(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a param group without objects of distlion's classes."""
     rule = group.get("aggregation")
-    if not isinstance(rule, Aggregation):
+    if not isinstance(rule, Aggregation) or "step" not in group:  # of a Lion, which reads neither
         return dict(group)
     named = {"aggregation": repr(rule), "step": read_step([group])}
     return {**group, **export_agreement(group), **named}
