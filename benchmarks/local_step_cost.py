@@ -4,8 +4,8 @@
 
 AdamW steps on given gradients, alone and inside LocalSteps, in turns of 20 steps; one thread for
 each process. Printed and written: the median and quartiles of the ratios of neighboring turns. Then
-the same for the first step after a vote, which compares parameters with the common point, in turns
-of one step.
+the same for the first step after a vote, which looks for writes to parameters, in turns of one
+step.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ REAL = (
     "distributed/test_local_steps_later.py",
 )
 CHANGED = ("optim/test_local_steps_changed.py",)
+STARTS = ("optim/test_period_start.py",)
 REFUSED = ("distributed/test_local_steps_refused.py",)
 LEFT_OUT = ("distributed/test_local_steps_left_out.py",)
 RECOVERED = ("distributed/test_local_steps_recovered.py",)
@@ -218,16 +219,30 @@ LOCAL_STEPS = (
     Mutation(
         "weights that are loaded after construction are a part of the next delta",
         "optim/local_period.py",
-        "self._written = self._written or self._names[param]",
+        "self._written = self._written or self._names[written[0]]",
         "pass",
         CHANGED,
     ),
     Mutation(
         "writes that torch does not count are a part of the next delta",
-        "optim/local_period.py",
-        "for param, start in begun.items():",
-        "for param, start in [each for each in begun.items() if each[0]._version > 99]:",
+        "optim/period_start.py",
+        " and not any(each.have_changed() for each in self._samples)",
+        "",
         CHANGED,
+    ),
+    Mutation(
+        "writes beside the sample are a part of the next delta",
+        "optim/period_start.py",
+        "if places == self._places and not any(",
+        "if not any(",
+        STARTS,
+    ),
+    Mutation(
+        "an earlier period's values are compared with those of a later one",
+        "optim/local_period.py",
+        " if begun[param] is start]",
+        "]",
+        STARTS,
     ),
     Mutation(
         "what a user writes while a vote travels is a local step",

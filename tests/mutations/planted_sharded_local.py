@@ -41,9 +41,8 @@ SHARDED_LOCAL = (
     Mutation(
         "writes to sharded parameters between two periods are not seen",
         "optim/local_period.py",
-        "        for param, start in begun.items():\n",
-        "        for param, start in begun.items():\n"
-        "            if param is not local_tensor(param):\n                continue\n",
+        " if begun[param] is start]",
+        " if begun[param] is start and not hasattr(param, 'to_local')]",
         REFUSED,
     ),
     Mutation(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.step import local_tensor
+from distlion.optim.period_start import PeriodStart
 
 
 class LocalPeriod:
@@ -27,8 +26,7 @@ class LocalPeriod:
         self.calls, self.since = 0, [0] * n_parts
         self._trained: dict[Tensor, bool] = {}
         self._names: dict[Tensor, str] = {}
-        # Each parameter's values at the start of its period, in any dtype or place.
-        self._begun: dict[Tensor, Tensor] = {}
+        self._begun: dict[Tensor, PeriodStart] = {}
         self._written: str | None = None
 
     def know(self, names: Mapping[Tensor, str]) -> None:
@@ -52,29 +50,25 @@ class LocalPeriod:
 
     def note_common(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Note that parameters are at the common point now."""
-        self._begun |= dict(pairs)
+        params = [param for param, _ in pairs]
+        self._begun |= dict.fromkeys(params, PeriodStart(params, [start for _, start in pairs]))
 
     def note_begun(self, params: Sequence[Tensor], begun: Sequence[Tensor]) -> None:
         """Note the parameters' values at the start of a vote that travels."""
-        self._begun = dict(zip(params, begun, strict=True))
+        self._begun = dict.fromkeys(params, PeriodStart(params, begun))
 
     def set_progress(self, calls: int, since: Sequence[int]) -> None:
         """Continue from a loaded state; parameters may be loaded before or after it."""
         self.calls, self.since = calls, list(since)
         self._begun, self._written = {}, None
 
-    @torch.no_grad()
     def check_begin(self) -> None:
-        """Compare parameters with the period's start, before its first step moves them.
-
-        It compares values: torch does not count writes through ``.data``.
-        """
+        """Compare parameters with the period's start, before its first step moves them."""
         begun, self._begun = self._begun, {}
-        for param, start in begun.items():
-            expected = local_tensor(start).detach().to(param.dtype)
-            # Where the common point is: a GPU may have no memory for it.
-            if not _are_equal(local_tensor(param).detach().to(expected.device), expected):
-                self._written = self._written or self._names[param]
+        for start in dict.fromkeys(begun.values()):
+            written = [param for param in start.list_written() if begun[param] is start]
+            if written:
+                self._written = self._written or self._names[written[0]]
 
     def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:
         """Return the reason why this worker cannot vote; None if it can.
@@ -110,11 +104,3 @@ class LocalPeriod:
                     "Expected no change. Make a new optimizer on all workers"
                 )
         return None
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same values, NaN being equal to itself."""
-    # The first comparison needs no memory, and is enough for finite values.
-    return torch.equal(one, other) or (
-        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-    )

@@ -1,0 +1,104 @@
+"""What something wrote to parameters since their period began."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import distlion
+from distlion.optim import period_start
+from distlion.optim.local_period import LocalPeriod
+from distlion.optim.period_start import PeriodStart
+from drawn import make_params
+from local_runs import EVERY, SHAPES, make_sgd, train
+
+SIZES = {"matrix": (100, 30), "bias": (200,), "number": (), "nothing": (0, 3)}
+NAMES = ["matrix", "bias", "number", "turned", "short", "nan"]
+
+
+def make() -> tuple[dict[str, Tensor], PeriodStart]:
+    """Build parameters of two dtypes at the start of a period."""
+    params: dict[str, Tensor] = {name: torch.randn(shape) for name, shape in SIZES.items()}
+    params["turned"] = torch.randn(40, 70).t()
+    params["short"] = torch.randn(300, dtype=torch.bfloat16)
+    params["nan"] = torch.full((5,), float("nan"))
+    starts = [param.to(torch.float32, copy=True) for param in params.values()]
+    return params, PeriodStart(list(params.values()), starts)
+
+
+def list_names(params: dict[str, Tensor], start: PeriodStart) -> list[str]:
+    names = {id(param): name for name, param in params.items()}
+    return [names[id(param)] for param in start.list_written()]
+
+
+def test_nothing_was_written_to() -> None:
+    assert make()[1].list_written() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_counted_write_to_one_element_is_found(name: str) -> None:
+    params, start = make()
+    params[name][(0,) * params[name].dim()] = 7.0
+    assert list_names(params, start) == [name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_a_write_that_is_not_counted_is_found(name: str, is_exchanged: bool) -> None:
+    params, start = make()
+    before = params[name]._version
+    if is_exchanged:
+        params[name].data = torch.full_like(params[name], 7.0)
+    else:
+        params[name].data.fill_(7.0)
+    assert params[name]._version == before
+    assert list_names(params, start) == [name]
+
+
+def test_values_that_were_written_back_are_as_before() -> None:
+    params, start = make()
+    kept = params["matrix"].clone()
+    params["matrix"].zero_()
+    params["matrix"].copy_(kept)
+    assert start.list_written() == []
+
+
+def test_the_last_start_of_a_parameter_counts() -> None:
+    params = [torch.zeros(300), torch.zeros(300)]
+    period = LocalPeriod(1)
+    period.know({params[0]: "first", params[1]: "second"})
+    period.take([(param, torch.zeros(300)) for param in params])
+    params[0].fill_(1.0)
+    period.note_common([(params[0], torch.ones(300))])
+    period.check_begin()
+    assert period.find_problem([{"params": params}]) is None
+    period.take([(param, param.clone()) for param in params])
+    params[1].fill_(2.0)
+    period.note_common([(params[0], torch.ones(300))])
+    period.check_begin()
+    assert "second was written to" in str(period.find_problem([{"params": params}]))
+
+
+@pytest.mark.parametrize("options", [{}, {"parts": EVERY}, {"outer_momentum": 0.9}])
+def test_a_step_compares_all_values_only_after_a_write(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[Tensor] = []
+    compare = period_start._is_at
+
+    def count(param: Tensor, start: Tensor) -> bool:
+        compared.append(param)
+        return compare(param, start)
+
+    monkeypatch.setattr(period_start, "_is_at", count)
+    params = make_params(SHAPES)
+    optimizer = distlion.LocalSteps(make_sgd(params.values()), every=EVERY, **options)
+    train(optimizer, params.values(), 0, 0, 3 * EVERY)
+    optimizer.vote()
+    assert not compared
+    with torch.no_grad():
+        for param in params.values():
+            param.mul_(1.0)
+    train(optimizer, params.values(), 0, 3 * EVERY, 3 * EVERY + 1)
+    assert compared
