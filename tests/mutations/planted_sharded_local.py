@@ -88,6 +88,20 @@ SHARDED_LOCAL = (
         ("optim/test_saved_state.py",),
     ),
     Mutation(
+        "hooks before loading run after the state was checked",
+        "optim/base.py",
+        "        state_dict = run_hooks_of_loading(self, state_dict)\n",
+        "",
+        ("optim/test_saved_state.py",),
+    ),
+    Mutation(
+        "hooks before loading run twice",
+        "optim/state_hooks.py",
+        "    optimizer._optimizer_load_state_dict_pre_hooks = OrderedDict()\n",
+        "",
+        ("optim/test_saved_state.py",),
+    ),
+    Mutation(
         "a momentum that is sharded otherwise is taken for this rank's",
         "optim/lion.py",
         "            check_cuts(self._describe_cuts(copied))\n",

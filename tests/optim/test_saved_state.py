@@ -121,6 +121,57 @@ def test_hooks_of_saving_find_the_live_groups_before_and_the_saved_form_after(
     assert torch.equal(wrapped["wrapped"]["state"][0]["exp_avg"], expected["state"][0]["exp_avg"])
 
 
+def make_local(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return distlion.LocalSteps(torch.optim.SGD(params, lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "make", [distlion.Lion, distlion.DistributedLion, make_cluster, make_local]
+)
+def test_hooks_before_loading_change_the_state_that_is_checked_and_run_once(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    optimizer = make([torch.nn.Parameter(torch.ones(6))])
+    seen: list[list[str]] = []
+
+    def unwrap(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(list(state))
+        state["wrapped"]["param_groups"][0]["lr"] = 0.25
+        return dict(state["wrapped"])
+
+    def stamp(own: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        seen.append(["later"])
+
+    handles = [optimizer.register_load_state_dict_pre_hook(hook) for hook in (unwrap, stamp)]
+    given = {"wrapped": copy.deepcopy(optimizer.state_dict())}
+    optimizer.load_state_dict(given)
+    assert seen == [["wrapped"], ["later"]]
+    assert list(given) == ["wrapped"]
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    handles[0].remove()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == [["wrapped"], ["later"], ["later"]]
+
+
+@pytest.mark.parametrize("make", [distlion.Lion, make_cluster])
+def test_an_error_while_torch_loads_keeps_the_hooks(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    optimizer = make([torch.nn.Parameter(torch.ones(6))])
+    seen: list[str] = []
+
+    def fail(own: torch.optim.Optimizer) -> None:
+        raise RuntimeError("no room")
+
+    optimizer.register_load_state_dict_pre_hook(lambda own, state: seen.append("before"))
+    handle = optimizer.register_load_state_dict_post_hook(fail)
+    with pytest.raises(RuntimeError, match="no room"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    handle.remove()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["before", "before"]
+
+
 def test_lion_saves_a_group_with_a_rule_that_it_does_not_read() -> None:
     param, rule = torch.nn.Parameter(torch.ones(3)), distlion.MajorityVote()
     saved = distlion.Lion([{"params": [param], "aggregation": rule}]).state_dict()

@@ -60,21 +60,6 @@ class AroundInner(Optimizer):
         """Reset the gradients of the inner optimizer."""
         self._inner.zero_grad(set_to_none)
 
-    def _run_hooks_of_saving(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Run this optimizer's hooks on the result of ``state_dict``."""
-        for hook in self._optimizer_state_dict_post_hooks.values():
-            changed = hook(self, state_dict)
-            state_dict = state_dict if changed is None else changed
-        return state_dict
-
-    def _run_hooks_of_loading(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Run this optimizer's hooks before ``load_state_dict`` on a copy of the state."""
-        state_dict = state_dict.copy()
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = hook(self, state_dict)
-            state_dict = state_dict if changed is None else changed
-        return state_dict
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies, as ``DistributedLion`` does.
 

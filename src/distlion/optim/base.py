@@ -43,6 +43,7 @@ from distlion.optim.saved_state import (
     reading_state,
     restore_kept,
 )
+from distlion.optim.state_hooks import after_hooks_of_loading, run_hooks_of_loading
 from distlion.options import (
     AGREEMENT_KEY,
     NodePieces,
@@ -250,7 +251,8 @@ class LionBase(Optimizer):
         return fill_absent_keys(state_dict, self, self._momentum_shape, self._check_group)
 
     def _load_state(self, filled: dict[str, Any]) -> None:
-        super().load_state_dict(filled)
+        with after_hooks_of_loading(self):
+            super().load_state_dict(filled)
         restore_kept(self, filled, self._make_kept, self._take_momentum)
 
 
@@ -382,6 +384,7 @@ class VotingBase(LionBase):
     @reading_state()
     def _parse_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checked state with rules rebuilt and absent keys filled in; purely local."""
+        state_dict = run_hooks_of_loading(self, state_dict)
         parsed = parse_groups(
             state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
         )

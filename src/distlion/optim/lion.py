@@ -15,6 +15,7 @@ from distlion.optim.saved_state import (
     reading_state,
     restoring,
 )
+from distlion.optim.state_hooks import run_hooks_of_loading
 from distlion.options import OwnShards
 from distlion.signals import deferred_signals
 from distlion.step import gather_alone, move_alone, read_groups
@@ -98,6 +99,7 @@ class Lion(LionBase):
             CheckpointError: Groups, shapes, placements, momenta or hyperparameters do not fit;
                 nothing changed.
         """
+        state_dict = run_hooks_of_loading(self, state_dict)
         with reading_state():
             copied = forget_worker(state_dict)
             check_cuts(self._describe_cuts(copied))

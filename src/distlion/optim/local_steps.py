@@ -25,6 +25,7 @@ from distlion.optim.local_sharded_state import (
 from distlion.optim.local_state import export_local_state, load_local_state
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.outer_step import OuterStep
+from distlion.optim.state_hooks import run_hooks_of_loading, run_hooks_of_saving
 from distlion.options import Diagnosis, Nodes
 from distlion.step import Traffic
 from distlion.transport import ByteCount
@@ -319,9 +320,9 @@ class LocalSteps(AroundInner):
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         if self._votes.common.shard_pieces is not None:
-            return self._run_hooks_of_saving(export_sharded_state(self._inner, self._votes))
+            return run_hooks_of_saving(self, export_sharded_state(self._inner, self._votes))
         saved = export_local_state(self._inner.state_dict(), self._votes)
-        return self._run_hooks_of_saving(saved)
+        return run_hooks_of_saving(self, saved)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this worker; every worker must call it. Parameters are the model's.
@@ -334,7 +335,7 @@ class LocalSteps(AroundInner):
                 every rank.
             StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
         """
-        state_dict = self._run_hooks_of_loading(state_dict)
+        state_dict = run_hooks_of_loading(self, state_dict)
         if has_sharded_form(self._votes, state_dict):
             load_sharded_state(self._inner, self._votes, state_dict)
         elif progress := load_local_state(self._inner, self._votes, state_dict):
