@@ -14,10 +14,14 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
+from distlion.optim.period_start import PeriodStart
+from distlion.step import local_tensor
 from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, train, train_unevenly
 from distributed.sharded_models import build, digest, make_mesh, save, shard
 
@@ -152,6 +156,28 @@ def test_what_would_lose_state_is_refused():
         assert "'row' is a tensor of shape (3, 2, 1)" in factored
         assert written.startswith("StepInputError")
         assert "was written to" in written
+
+
+def write_to_one_element(rank: int, world_size: int) -> tuple[int, list[bool]]:
+    """Write beside the sample of a sharded parameter, as loading weights does, and then not."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    param = nn.Parameter(distribute_tensor(torch.randn(40, 70), mesh, [Shard(0)]))
+    before = param.detach().clone()
+    changed = before.clone()
+    changed.to_local()[0, 1] += 1
+    found = []
+    for values in (before, changed):
+        start = PeriodStart([param], [before])
+        with torch.no_grad():
+            param.copy_(values)
+        found.append(bool(start.list_written()))
+    return local_tensor(param)._version, found
+
+
+def test_a_counted_write_to_one_element_of_a_shard_is_found():
+    for shard_version, found in run_workers(write_to_one_element, 2):
+        assert shard_version == 0  # so that only the DTensor's own count shows it
+        assert found == [False, True]
 
 
 def make_groups(seed: int) -> tuple[nn.Module, Any]:

@@ -46,6 +46,13 @@ SHARDED_LOCAL = (
         REFUSED,
     ),
     Mutation(
+        "writes to a DTensor are looked for at its shard alone",
+        "optim/period_start.py",
+        "(param._version, local._version,",
+        "(local._version,",
+        REFUSED,
+    ),
+    Mutation(
         "a step by which torch creates state is a local step",
         "optim/inner_step.py",
         "    return frame is not None",

@@ -32,8 +32,56 @@ def list_names(params: dict[str, Tensor], start: PeriodStart) -> list[str]:
     return [names[id(param)] for param in start.list_written()]
 
 
-def test_nothing_was_written_to() -> None:
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The parameters of which all values are compared."""
+    params: list[Tensor] = []
+    compare = period_start._is_at
+
+    def count(param: Tensor, start: Tensor) -> bool:
+        params.append(param)
+        return compare(param, start)
+
+    monkeypatch.setattr(period_start, "_is_at", count)
+    return params
+
+
+def test_nothing_was_written_to(compared: list[Tensor]) -> None:
     assert make()[1].list_written() == []
+    assert not compared
+
+
+SPREAD = [(64, 3, 3, 3), (32, 32, 1, 1), (1000, 1), (1, 1000), (200,), (64, 64), (3, 100_000)]
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("shape", SPREAD, ids=str)
+def test_samples_are_spread_over_all_of_a_tensor(shape: tuple[int, ...], is_turned: bool) -> None:
+    param = torch.randn(shape)
+    if is_turned:
+        param = param.transpose(0, -1)
+    memory = param.as_strided((param.numel(),), (1,))
+    for twentieth in memory.tensor_split(20):
+        start = PeriodStart([param], [param.clone()])
+        twentieth.data.add_(1.0)
+        assert start.list_written()
+
+
+def test_a_tensor_with_gaps_in_memory_is_compared_as_a_whole(compared: list[Tensor]) -> None:
+    param = torch.randn(100, 30)[:, ::2]
+    start = PeriodStart([param], [param.clone()])
+    param.data[7, 3] += 1
+    assert start.list_written() == [param]
+    assert len(compared) == 1
+
+
+def test_the_same_memory_in_another_order_is_found() -> None:
+    param = torch.randn(40, 40)
+    start = PeriodStart([param], [param.clone()])
+    before = param._version, param.data_ptr()
+    param.data = param.data.t()
+    assert (param._version, param.data_ptr()) == before
+    assert start.list_written() == [param]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,16 +130,8 @@ def test_the_last_start_of_a_parameter_counts() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"parts": EVERY}, {"outer_momentum": 0.9}])
 def test_a_step_compares_all_values_only_after_a_write(
-    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, object], compared: list[Tensor]
 ) -> None:
-    compared: list[Tensor] = []
-    compare = period_start._is_at
-
-    def count(param: Tensor, start: Tensor) -> bool:
-        compared.append(param)
-        return compare(param, start)
-
-    monkeypatch.setattr(period_start, "_is_at", count)
     params = make_params(SHAPES)
     optimizer = distlion.LocalSteps(make_sgd(params.values()), every=EVERY, **options)
     train(optimizer, params.values(), 0, 0, 3 * EVERY)

@@ -82,7 +82,7 @@ class LocalSteps(AroundInner):
         that worker's parameter. x is float32, and deltas are measured from x as rounded to the
         parameter's dtype. Load weights before this is made: the next vote refuses parameters that
         were written to between a vote and the step after it; a write through ``.data`` or numpy is
-        found if it changes the middle of a tensor. Every call counts: with a GradScaler, a worker
+        found if it changes some element of a sample. Every call counts: with a GradScaler, a worker
         that sees an overflow skips the inner step and stays in step with the others. With one
         worker the vote carries d_1 itself; with a plain outer step at rate 1 this is ``inner``.
         With ``parts`` all of this holds for a vote on one part, and ``committed_step`` counts

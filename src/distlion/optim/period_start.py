@@ -9,15 +9,16 @@ from torch import Tensor
 
 from distlion.step import local_tensor
 
-_SAMPLE = 64
+SAMPLE_ELEMENTS = 64
+"""At least so many of each tensor are compared without a counted write; less than 3 times so."""
 
 
 class PeriodStart:
     """Find parameters that something wrote to since their period began.
 
     If torch counted a write, or the memory is another, it compares all values. Writes through
-    ``.data`` or numpy are not counted, so it also compares up to 64 neighboring elements of each
-    tensor, and if one of these differs, all values.
+    ``.data`` or numpy are not counted, so it also compares a sample of each tensor, spread over all
+    of it, and if an element differs, all values.
 
     Args:
         params: The parameters.
@@ -27,21 +28,31 @@ class PeriodStart:
     def __init__(self, params: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
         self._params, self._starts = list(params), list(starts)
         views = [_view_sample(local_tensor(param).detach()) for param in params]
-        self._samples = [_Samples(alike) for alike in _split_by_kind(views)]
+        self._has_all = all(view is not None for view in views)
+        known = [view for view in views if view is not None]
+        self._samples = [_Samples(alike) for alike in _split_by_kind(known)]
         self._places = self._find_places()
 
     @torch.no_grad()
     def list_written(self) -> list[Tensor]:
         """Return the parameters whose values are not those of the start, in order."""
-        places = self._find_places()
-        if places == self._places and not any(each.have_changed() for each in self._samples):
+        if self._seem_untouched():
             return []
         pairs = zip(self._params, self._starts, strict=True)
         return [param for param, start in pairs if not _is_at(param, start)]
 
-    def _find_places(self) -> list[tuple[int, int]]:
-        locals_ = [local_tensor(param) for param in self._params]
-        return [(local._version, local.data_ptr()) for local in locals_]
+    def _seem_untouched(self) -> bool:
+        if not self._has_all or self._find_places() != self._places:
+            return False
+        return not any(each.have_changed() for each in self._samples)
+
+    def _find_places(self) -> list[tuple[object, ...]]:
+        """List what shows a write that torch counts, or other memory."""
+        both = [(param, local_tensor(param)) for param in self._params]
+        return [  # torch counts writes to a DTensor apart from those to its shard
+            (param._version, local._version, local.data_ptr(), local.shape, local.stride())
+            for param, local in both
+        ]
 
 
 class _Samples:
@@ -60,16 +71,17 @@ class _Samples:
         return not torch.equal(now.view(torch.uint8), self._before.view(torch.uint8))
 
 
-def _view_sample(local: Tensor) -> Tensor:
-    """View up to 64 neighboring elements in the middle of a tensor."""
-    if not local.numel():
+def _view_sample(local: Tensor) -> Tensor | None:
+    """View elements that are equally far apart in memory; None if a tensor has gaps there."""
+    n_elements = local.numel()
+    steps = zip(local.shape, local.stride(), strict=True)
+    if not n_elements:
         return local.reshape(0)
-    row = local
-    while row.dim() > 1:
-        row = row[row.shape[0] // 2]
-    row = row.reshape(-1)
-    n_elements = min(_SAMPLE, row.numel())
-    return row.narrow(0, (row.numel() - n_elements) // 2, n_elements)
+    if n_elements != 1 + sum((size - 1) * step for size, step in steps):
+        return None
+    # Odd, so that they are not all in one column.
+    gap = max(1, (n_elements // SAMPLE_ELEMENTS - 1) | 1)
+    return local.as_strided(((n_elements - 1) // gap + 1,), (gap,), local.storage_offset())
 
 
 def _split_by_kind(views: Sequence[Tensor]) -> list[list[Tensor]]:
