@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 2 benchmarks/local_step_cost.py [--json FILE]
 
 AdamW steps on given gradients, alone and inside LocalSteps, in turns of 20 steps; one thread for
-each process. Printed and written: the median and quartiles of the ratios of neighboring turns. Then
-the same for the first step after a vote, which looks for writes to parameters, in turns of one
-step.
+each process. Printed and written: the median and quartiles of the ratios of neighboring turns, in
+CPU time, which other programs of a shared machine disturb less. A step without a vote waits for
+nobody. Then the same for the first step after a vote, which looks for writes to parameters, in
+turns of one step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import distlion
 
 SIZES = {"0.1 M": (128, 6), "1 M": (256, 16), "25 M": (1024, 24)}
 """Width and number of square matrices; each has a bias."""
-STEPS, TURNS, NEVER = 20, 15, 1_000_000
+STEPS, TURNS, NEVER = 20, 41, 1_000_000
 
 
 def build(width: int, layers: int) -> list[nn.Parameter]:
@@ -40,12 +41,12 @@ def build(width: int, layers: int) -> list[nn.Parameter]:
 
 
 def time_steps(step: Callable[[], object], n_steps: int) -> float:
-    """Return the seconds of some steps; all processes begin together."""
+    """Return this thread's CPU seconds for some steps; all processes begin together."""
     dist.barrier()
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(n_steps):
         step()
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def measure(width: int, layers: int, *, is_first: bool) -> list[float]:

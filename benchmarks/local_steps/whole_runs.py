@@ -39,8 +39,8 @@ def lay_out_whole(records: Records, link_titles: Mapping[str, str]) -> Iterator[
         f"{DECIDING_SHARE:.0%} of DDP's steps. The last columns compare with the virtual run of "
         "the same configuration: its loss, and whether all parameters are bitwise identical. They "
         "are compared only where version of torch and CPU are the same. DDP's virtual run is one "
-        "worker with all examples, so its bits differ. So may those of DiLoCo: hosts add 32-bit "
-        "numbers in another order than virtual workers, and votes have no such order."
+        "worker with all examples, so its bits differ. DiLoCo's may differ too: hosts and virtual "
+        "workers add floats in different orders. Counts of votes do not depend on order."
     )
     head = ["method", "link", "seed", "seconds", "computed"]
     head += [f"to the loss after {share:.0%}" for share in SHARES]

@@ -210,6 +210,32 @@ def test_a_state_that_has_lost_a_part_or_is_another_workers_is_refused() -> None
         assert (step, is_kept) == (1, True)
 
 
+def load_with_hooks(rank: int, world_size: int, name: str) -> list[Caught | None]:
+    """On rank 1 a hook raises, then the state is no state, then all is well."""
+    params = list(make_params(SHAPES).values())
+    optimizer: Any = (
+        distlion.DistributedLion(params) if name == "lion" else make(make_params(SHAPES))
+    )
+
+    def refuse(own: Any, state: Any) -> None:
+        raise KeyError("wrapped")
+
+    state = optimizer.state_dict()
+    handle = optimizer.register_load_state_dict_pre_hook(refuse if rank == 1 else lambda *_: None)
+    found = [catch(lambda: optimizer.load_state_dict(state))]
+    handle.remove()
+    found.append(catch(lambda: optimizer.load_state_dict([] if rank == 1 else state)))
+    optimizer.load_state_dict(state)
+    return found
+
+
+@pytest.mark.parametrize("name", ["lion", "local"])
+def test_a_hook_before_loading_that_raises_on_one_rank_is_heard_by_all(name: str) -> None:
+    for refused, malformed in run_workers(load_with_hooks, N_WORKERS, name):
+        assert_raised(refused, errors.CheckpointError, "a pre-hook .* raised KeyError: 'wrapped'")
+        assert_raised(malformed, errors.CheckpointError, "rank 1")
+
+
 def vote_a_call_apart(rank: int, world_size: int, at: int) -> tuple[Caught | None, int]:
     """Rank 1 has left out a step, and both vote out of turn at the end."""
     params = make_params(SHAPES)

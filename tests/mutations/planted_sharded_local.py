@@ -48,8 +48,8 @@ SHARDED_LOCAL = (
     Mutation(
         "writes to a DTensor are looked for at its shard alone",
         "optim/period_start.py",
-        "(param._version, local._version,",
-        "(local._version,",
+        "                param._version,\n",
+        "",
         REFUSED,
     ),
     Mutation(
@@ -97,14 +97,35 @@ SHARDED_LOCAL = (
     Mutation(
         "hooks before loading run after the state was checked",
         "optim/base.py",
+        "        state_dict = run_hooks_or_refuse(self, state_dict)\n",
+        "",
+        ("optim/test_saved_state.py",),
+    ),
+    Mutation(
+        "hooks before loading change the state that was given",
+        "optim/state_hooks.py",
+        "        state_dict = state_dict.copy()\n",
+        "        pass\n",
+        ("optim/test_saved_state.py",),
+    ),
+    Mutation(
+        "Lion checks a state before its hooks saw it",
+        "optim/lion.py",
         "        state_dict = run_hooks_of_loading(self, state_dict)\n",
         "",
         ("optim/test_saved_state.py",),
     ),
     Mutation(
+        "a hook that raises on one rank is heard by no other",
+        "optim/local_steps.py",
+        "            self._votes.wait().agree(CALL, error)\n",
+        "",
+        ("distributed/test_local_steps_refused.py",),
+    ),
+    Mutation(
         "hooks before loading run twice",
         "optim/state_hooks.py",
-        "    optimizer._optimizer_load_state_dict_pre_hooks = OrderedDict()\n",
+        "    optimizer._optimizer_load_state_dict_pre_hooks = OrderedDict({0: restore})\n",
         "",
         ("optim/test_saved_state.py",),
     ),

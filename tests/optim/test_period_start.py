@@ -1,4 +1,4 @@
-"""What something wrote to parameters since their period began."""
+"""Writes to parameters since their period began are found, counted or not."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def test_nothing_was_written_to(compared: list[Tensor]) -> None:
 
 
 SPREAD = [(64, 3, 3, 3), (32, 32, 1, 1), (1000, 1), (1, 1000), (200,), (64, 64), (3, 100_000)]
+SPREAD += [(64, 3, 7, 7), (960, 1, 3, 3), (64, 4096), (1024, 1024), (768, 3072)]
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
@@ -61,9 +62,17 @@ def test_samples_are_spread_over_all_of_a_tensor(shape: tuple[int, ...], is_turn
     if is_turned:
         param = param.transpose(0, -1)
     memory = param.as_strided((param.numel(),), (1,))
-    for twentieth in memory.tensor_split(20):
+    parts = [
+        *memory.tensor_split(20),
+        *(
+            part
+            for dim, size in enumerate(param.shape)
+            for part in param.tensor_split(min(size, 20), dim)
+        ),
+    ]
+    for part in parts:
         start = PeriodStart([param], [param.clone()])
-        twentieth.data.add_(1.0)
+        part.data.add_(1.0)
         assert start.list_written()
 
 
@@ -73,6 +82,29 @@ def test_a_tensor_with_gaps_in_memory_is_compared_as_a_whole(compared: list[Tens
     param.data[7, 3] += 1
     assert start.list_written() == [param]
     assert len(compared) == 1
+
+
+def test_a_smaller_tensor_is_sampled_in_full() -> None:
+    param = torch.randn(7, 9)
+    for element in range(param.numel()):
+        start = PeriodStart([param], [param.clone()])
+        param.data.view(-1)[element] += 1
+        assert start.list_written() == [param]
+
+
+def test_only_a_parameter_with_a_counted_write_is_compared(compared: list[Tensor]) -> None:
+    params, start = make()
+    params["bias"].add_(0)
+    assert start.list_written() == []
+    assert len(compared) == 1
+    assert compared[0] is params["bias"]
+
+
+def test_the_same_memory_in_another_dtype_is_found() -> None:
+    param = torch.ones(40, dtype=torch.bfloat16)
+    start = PeriodStart([param], [param.clone()])
+    param.data = param.data.view(torch.float16)
+    assert start.list_written() == [param]
 
 
 def test_the_same_memory_in_another_order_is_found() -> None:

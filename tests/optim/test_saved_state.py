@@ -141,6 +141,9 @@ def test_hooks_before_loading_change_the_state_that_is_checked_and_run_once(
 
     def stamp(own: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         seen.append(["later"])
+        state["param_groups"] = [
+            {**group, "weight_decay": 0.125} for group in state["param_groups"]
+        ]
 
     handles = [optimizer.register_load_state_dict_pre_hook(hook) for hook in (unwrap, stamp)]
     given = {"wrapped": copy.deepcopy(optimizer.state_dict())}
@@ -149,8 +152,29 @@ def test_hooks_before_loading_change_the_state_that_is_checked_and_run_once(
     assert list(given) == ["wrapped"]
     assert optimizer.param_groups[0]["lr"] == 0.25
     handles[0].remove()
-    optimizer.load_state_dict(optimizer.state_dict())
+    given = optimizer.state_dict()
+    given["param_groups"][0]["weight_decay"] = 0.5
+    optimizer.load_state_dict(given)
+    assert given["param_groups"][0]["weight_decay"] == 0.5
+    assert optimizer.param_groups[0]["weight_decay"] == 0.125
     assert seen == [["wrapped"], ["later"], ["later"]]
+
+
+@pytest.mark.parametrize("make", [distlion.Lion, distlion.DistributedLion, make_cluster])
+def test_a_hook_that_a_hook_after_loading_adds_stays(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    optimizer = make([torch.nn.Parameter(torch.ones(6))])
+    seen: list[str] = []
+
+    def add(own: torch.optim.Optimizer) -> None:
+        own.register_load_state_dict_pre_hook(lambda own, state: seen.append("added"))
+
+    handle = optimizer.register_load_state_dict_post_hook(add)
+    optimizer.load_state_dict(optimizer.state_dict())
+    handle.remove()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["added"]
 
 
 @pytest.mark.parametrize("make", [distlion.Lion, make_cluster])

@@ -43,7 +43,7 @@ from distlion.optim.saved_state import (
     reading_state,
     restore_kept,
 )
-from distlion.optim.state_hooks import after_hooks_of_loading, run_hooks_of_loading
+from distlion.optim.state_hooks import after_hooks_of_loading, run_hooks_or_refuse
 from distlion.options import (
     AGREEMENT_KEY,
     NodePieces,
@@ -384,7 +384,7 @@ class VotingBase(LionBase):
     @reading_state()
     def _parse_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checked state with rules rebuilt and absent keys filled in; purely local."""
-        state_dict = run_hooks_of_loading(self, state_dict)
+        state_dict = run_hooks_or_refuse(self, state_dict)
         parsed = parse_groups(
             state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
         )

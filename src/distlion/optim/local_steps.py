@@ -12,6 +12,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer
 
 from distlion.aggregation import Aggregation
+from distlion.errors import CheckpointError
 from distlion.exchange import Exchange
 from distlion.optim.around import AroundInner
 from distlion.optim.common_point import CommonPoint
@@ -22,10 +23,11 @@ from distlion.optim.local_sharded_state import (
     has_sharded_form,
     load_sharded_state,
 )
-from distlion.optim.local_state import export_local_state, load_local_state
+from distlion.optim.local_state import CALL, export_local_state, load_local_state
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.outer_step import OuterStep
-from distlion.optim.state_hooks import run_hooks_of_loading, run_hooks_of_saving
+from distlion.optim.saved_state import reading_state
+from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
 from distlion.options import Diagnosis, Nodes
 from distlion.step import Traffic
 from distlion.transport import ByteCount
@@ -81,16 +83,17 @@ class LocalSteps(AroundInner):
         ``nonfinite="skip"`` gives up the period and begins the next one at x; "abstain" leaves out
         that worker's parameter. x is float32, and deltas are measured from x as rounded to the
         parameter's dtype. Load weights before this is made: the next vote refuses parameters that
-        were written to between a vote and the step after it; a write through ``.data`` or numpy is
-        found if it changes some element of a sample. Every call counts: with a GradScaler, a worker
-        that sees an overflow skips the inner step and stays in step with the others. With one
-        worker the vote carries d_1 itself; with a plain outer step at rate 1 this is ``inner``.
-        With ``parts`` all of this holds for a vote on one part, and ``committed_step`` counts
-        these. Part s % P votes after s committed votes; a part whose vote failed votes again in the
-        next turn. The first votes on parts cover H / P, 2 H / P, ... H steps. ``vote()`` votes on
-        all parts, one after the other; if one of these votes fails, the earlier ones stand.
-        ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all parts. Adding
-        parameters divides all of them anew. Buffers such as BatchNorm's are not synchronized; see
+        were written to between a vote and the step after it. A write that torch does not count,
+        such as one through ``.data``, is found if it changes an element of a sample. Every call
+        counts: with a GradScaler, a worker that sees an overflow skips the inner step and stays in
+        step with the others. With one worker the vote carries d_1 itself; with a plain outer step
+        at rate 1 this is ``inner``. With ``parts`` all of this holds for a vote on one part, and
+        ``committed_step`` counts these. Part s % P votes after s committed votes; a part whose vote
+        failed votes again in the next turn. The first votes on parts cover H / P, 2 H / P, ... H
+        steps. ``vote()`` votes on all parts, one after the other; if one of these votes fails, the
+        earlier ones stand. ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all
+        parts. Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
+        synchronized; see
         ``average_buffers``.
 
     Example:
@@ -335,8 +338,14 @@ class LocalSteps(AroundInner):
                 every rank.
             StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
         """
-        state_dict = run_hooks_of_loading(self, state_dict)
-        if has_sharded_form(self._votes, state_dict):
+        try:
+            with reading_state():
+                state_dict = run_hooks_or_refuse(self, state_dict)
+                is_sharded = has_sharded_form(self._votes, state_dict)
+        except CheckpointError as error:
+            self._votes.wait().agree(CALL, error)
+            raise
+        if is_sharded:
             load_sharded_state(self._inner, self._votes, state_dict)
         elif progress := load_local_state(self._inner, self._votes, state_dict):
             self._votes.progress = progress

@@ -10,53 +10,63 @@ from torch import Tensor
 from distlion.step import local_tensor
 
 SAMPLE_ELEMENTS = 64
-"""At least so many of each tensor are compared without a counted write; less than 3 times so."""
+"""Lower limit on the sampled elements of a tensor; smaller tensors are compared in full."""
+_GOLDEN = 0.618
+"""Elements so far apart, in parts of the largest gap, are not all in a few columns of a matrix."""
 
 
 class PeriodStart:
     """Find parameters that something wrote to since their period began.
 
-    If torch counted a write, or the memory is another, it compares all values. Writes through
-    ``.data`` or numpy are not counted, so it also compares a sample of each tensor, spread over all
-    of it, and if an element differs, all values.
+    All values of a parameter are compared if torch counted a write to it, or if its memory is
+    another. Many writes are not counted, such as those through ``.data``, so a sample of each
+    tensor is compared too, and if an element differs, all values of all parameters. Keeps the
+    parameters' memory alive.
 
     Args:
         params: The parameters.
-        starts: Tensors that keep their values at the start, in any dtype or place.
+        starts: Tensors that keep their values at the start, in any dtype and on any device.
     """
 
     def __init__(self, params: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
         self._params, self._starts = list(params), list(starts)
         views = [_view_sample(local_tensor(param).detach()) for param in params]
-        self._has_all = all(view is not None for view in views)
         known = [view for view in views if view is not None]
         self._samples = [_Samples(alike) for alike in _split_by_kind(known)]
-        self._places = self._find_places()
+        # None: a tensor without a sample is always compared.
+        found = zip(self._find_layouts(), views, strict=True)
+        self._layouts = [None if view is None else layout for layout, view in found]
 
     @torch.no_grad()
     def list_written(self) -> list[Tensor]:
         """Return the parameters whose values are not those of the start, in order."""
-        if self._seem_untouched():
-            return []
-        pairs = zip(self._params, self._starts, strict=True)
-        return [param for param, start in pairs if not _is_at(param, start)]
+        is_any = any(each.have_changed() for each in self._samples)
+        now = self._find_layouts()
+        everything = zip(self._params, self._starts, self._layouts, now, strict=True)
+        return [
+            param
+            for param, start, before, after in everything
+            if (is_any or before != after) and not _is_at(param, start)
+        ]
 
-    def _seem_untouched(self) -> bool:
-        if not self._has_all or self._find_places() != self._places:
-            return False
-        return not any(each.have_changed() for each in self._samples)
-
-    def _find_places(self) -> list[tuple[object, ...]]:
-        """List what shows a write that torch counts, or other memory."""
+    def _find_layouts(self) -> list[tuple[object, ...]]:
+        """List each parameter's version counters and memory layout."""
         both = [(param, local_tensor(param)) for param in self._params]
         return [  # torch counts writes to a DTensor apart from those to its shard
-            (param._version, local._version, local.data_ptr(), local.shape, local.stride())
+            (
+                param._version,
+                local._version,
+                local.data_ptr(),
+                local.dtype,
+                local.shape,
+                local.stride(),
+            )
             for param, local in both
         ]
 
 
 class _Samples:
-    """Views of parameters of one device and dtype, and what they held.
+    """Views of parameters of one device and dtype, and a copy of their values.
 
     Args:
         views: Of the parameters' own memory, one axis each.
@@ -79,8 +89,7 @@ def _view_sample(local: Tensor) -> Tensor | None:
         return local.reshape(0)
     if n_elements != 1 + sum((size - 1) * step for size, step in steps):
         return None
-    # Odd, so that they are not all in one column.
-    gap = max(1, (n_elements // SAMPLE_ELEMENTS - 1) | 1)
+    gap = max(1, int(_GOLDEN * (n_elements // SAMPLE_ELEMENTS)))
     return local.as_strided(((n_elements - 1) // gap + 1,), (gap,), local.storage_offset())
 
 
