@@ -228,7 +228,7 @@ def test_a_plan_says_how_often_to_vote():
 
 def test_sites_are_a_table_with_what_to_choose():
     text = plan("--sites", gpus_per_node="1", params="1e6", compute_s="0.2").stdout
-    rows = [line for line in text.splitlines() if "bit/s" in line and " ms " in line]
+    rows = [line for line in text.splitlines() if "mbit/s" in line and " ms " in line]
     assert len(rows) == 15
     assert all(row.count("*") == 1 for row in rows)
     for name in ("all-reduce", "each step", "every 4", "every 8", "every 16", "every 32"):
