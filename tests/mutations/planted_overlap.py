@@ -20,6 +20,13 @@ OVERLAP = (
         CHANGED,
     ),
     Mutation(
+        "all samples of a gradient are in one column",
+        ARRIVALS,
+        "begins + within.long()",
+        "begins",
+        ("options/test_arrivals.py",),
+    ),
+    Mutation(
         "what samples show is not said",
         "options/overlap.py",
         "changed = [*seen, *sampled.list_changed(flags)]",

@@ -93,8 +93,7 @@ class LocalSteps(AroundInner):
         steps. ``vote()`` votes on all parts, one after the other; if one of these votes fails, the
         earlier ones stand. ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all
         parts. Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
-        synchronized; see
-        ``average_buffers``.
+        synchronized; see ``average_buffers``.
 
     Example:
         >>> inner = torch.optim.AdamW(model.parameters(), lr=3e-3)

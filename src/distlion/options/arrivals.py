@@ -12,6 +12,8 @@ from distlion.step import SPARSE, GradientMark, VotingParam, local_tensor
 
 SAMPLE_ELEMENTS = 64
 """Sampled elements of each gradient; a smaller gradient repeats some."""
+_GOLDEN = 0.618
+"""A step that moves samples by another part of their distance each, so not all into one column."""
 
 
 class Arrivals:
@@ -127,7 +129,9 @@ class Arrivals:
         source = local.numel(), local.device
         if source not in self._places:
             numbers = torch.arange(SAMPLE_ELEMENTS, device=local.device)
-            self._places[source] = numbers * local.numel() // SAMPLE_ELEMENTS
+            begins = numbers * local.numel() // SAMPLE_ELEMENTS
+            within = numbers * _GOLDEN % 1 * (local.numel() // SAMPLE_ELEMENTS)
+            self._places[source] = begins + within.long()
         return local.detach().take(self._places[source])
 
 
