@@ -314,10 +314,6 @@ def test_diff_in_the_readme_runs_when_it_is_applied(programs: Programs, tmp_path
     assert found.status == 0, found.text
 
 
-def test_readme_has_at_most_600_words() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 600
-
-
 def test_commands_in_shell_blocks_exist() -> None:
     commands, make_targets = read_commands(), read_make_targets()
     checked: set[str] = set()

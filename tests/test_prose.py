@@ -24,11 +24,6 @@ FIXED = {
 }
 """Written before runs, or as they went: they stay as they are."""
 
-LONG = FIXED | {"findings-in-numbers.md", "CHANGELOG.md"}
-"""They may be longer than a page for readers, and so may all of docs/reference."""
-
-MOST_WORDS = 1200
-
 INSTEAD = {
     r"\bon a par with\b": "matches",
     r"\bon a par\b": "matches",
@@ -88,13 +83,6 @@ def test_docstrings_open_with_a_verb_or_a_noun() -> None:
         if OPENS_BADLY.match(text)
     ]
     assert not found
-
-
-@pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_can_be_read_in_one_go(page: Path) -> None:
-    if page.name in LONG or page.parent.name == "reference":
-        pytest.skip("an appendix, or reference")
-    assert len(page.read_text("utf-8").split()) <= MOST_WORDS
 
 
 def test_the_check_sees_words() -> None:
