@@ -7,7 +7,7 @@ A user knows AdamW's rate, and votes need another one. Which fraction of it shou
 Fixed before the runs:
 
 - Cells: the text task of the quality study (GPT of 0.12 million parameters, 4 workers, 64 windows a
-  step) for 150, 300 and 600 steps, three tuning seeds each; and four cells of the study, one tuning
+  step) for 300 and 600 steps, three tuning seeds each; and four cells of the study, one tuning
   seed each: text for 1,000 and 4,000 steps, a GPT of 1.07 million parameters, CIFAR-10 for 3
   epochs. All losses are validation losses. Fractions that the study did not try are run.
 - AdamW's rate of a cell is its best one. Where a best rate lies at the edge of the grid, the grid
@@ -86,7 +86,7 @@ _WIDE_TEXT = {"width": 168, "layers": 3, "heads": 4, "context": 64}
 BUDGETS = (
     *(
         Budget(f"text, {n} steps", replace(TEXT, steps=n, evaluations=3), SEEDS, is_new=True)
-        for n in (150, 300, 600)
+        for n in (300, 600)
     ),
     Budget("text, 1,000 steps", TEXT),
     Budget("text, 4,000 steps", Setting("text", 4000, 64, 16, TEXT.network)),
