@@ -8,10 +8,11 @@ model's prediction (scaling).
 
     python benchmarks/end_to_end [--quick] [--json FILE]
                                  [--parts device training pair exchange scaling]
+    python benchmarks/end_to_end --again            # pages and figures, from the JSON that is there
 
-Writes FILE, and Markdown and a figure beside it: benchmarks/results/end_to_end.json, with the
-README's figure, or device.json where that is the only part. It writes nothing after --quick unless
---json is given.
+Writes FILE, and Markdown and a figure beside it: benchmarks/results/end_to_end.json, or device.json
+with the README's figure where that is the only part. It writes nothing after --quick unless --json
+is given.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from overview import draw_overview
+from overview import SWEEP, draw_overview
 from parts import (
     DRAWN,
     plan_devices,
@@ -118,6 +119,7 @@ def read_arguments() -> argparse.Namespace:
         "python benchmarks/end_to_end", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run of small models")
+    parser.add_argument("--again", action="store_true", help="measure nothing: write pages again")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", type=Path, help="where the JSON goes")
     args = parser.parse_args()
@@ -129,18 +131,27 @@ def read_arguments() -> argparse.Namespace:
 def write(result: dict[str, Any], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1) + "\n")
+    write_pages(file)
+
+
+def write_pages(file: Path) -> None:
+    """Write the Markdown and the figures of a JSON file."""
     result = json.loads(file.read_text())
     file.with_suffix(".md").write_text(write_markdown(result))
     if "training" in result:
         record = result["training"]
         drawn = [name for name in DRAWN if name in record["settings"]["methods"]]
         draw_sweep_figure(record, file.with_suffix(".png"), methods=drawn)
-        if file == RESULTS:
-            draw_overview(record, RESULTS.with_name("step_time.png"))
+    if file == DEVICE_RESULTS:
+        draw_overview(result["device"][SWEEP], file.with_name("step_time.png"))
 
 
 def main() -> None:
     args = read_arguments()
+    if args.again:
+        for file in (RESULTS, DEVICE_RESULTS):
+            write_pages(file)
+        return
     try:
         result = measure_parts(args.parts, quick=args.quick)
     except DistlionError as error:
