@@ -11,7 +11,7 @@ from programs import imported_by_name
 
 MODULES = (
     *("target_path", "study_path", "schedule", "variants", "feedback", "masked", "scoring"),
-    *("methods", "runs", "archive", "work", "cells", "plan", "evidence", "images", "text"),
+    *("methods", "runs", "archive", "work", "cells", "plan", "evidence", "images", "text", "intervals"),
     *("settings", "curves", "host", "laboratory", "drawing", "outcome"),
     *(
         "contest",
@@ -21,6 +21,7 @@ MODULES = (
         "lab_host",
         "timing",
         "arrivals",
+        "contrasts",
         "claims_made",
     ),
     *("pictures", "whole_runs", "page"),
@@ -63,6 +64,7 @@ class Archive:
         end = self._score(run)
         record = {"diverged": None, "name": run.name, "bits_up": 1.0, "bits_down": 1.0}
         record |= {"parameters": 4_000_000, "validation": [[run.steps, end, 0.5]]}
+        record["test"] = {"loss": end, "units": {"values": [end, end]}}
         record["test_curve"] = [
             [step, 4 - (4 - end) * step / run.steps, 0.5] for step in range(0, run.steps + 1, 32)
         ]

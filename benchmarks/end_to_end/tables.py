@@ -158,7 +158,7 @@ def write_markdown(result: dict[str, Any]) -> str:
             "",
             "On an emulated accelerator forward and backward pass take a stated time in which the",
             "host sleeps. Lion's arithmetic, PowerSGD's and that of votes runs on the cores, which",
-            "all hosts share. From 1 Gbit/s on, arithmetic is most of what PowerSGD adds to a step.",
+            "all hosts share. At 1 Gbit/s and more it is most of what PowerSGD adds to a step.",
             "",
             "*Votes alone*: the rate that messages of votes reach on that link with nothing beside",
             "them. Large messages, such as DDP's, reach more. *In the step*: what the busiest host",

@@ -25,6 +25,7 @@ from cells import SEEDS, choose_rate
 from choices import PARTS, choose_default, choose_votes, list_reported, list_tuned, tune_votes
 from claims_made import DECIDING_LINK, DECIDING_SHARE, DECIDING_TASK, judge, list_sooner
 from contest import DDP, PERIODS, SETTINGS, VOTES
+from contrasts import list_contrasts
 from pictures import draw_panels
 from whole_runs import lay_out_whole
 
@@ -123,6 +124,13 @@ def _lay_out_task(task: str, records: Records) -> Iterator[Block]:
                 "and how many times as long DDP takes. Of two lengths the sooner one counts."
             )
             yield _tabulate_seconds(entries, targets, blocks[link], hides=hides)
+    yield Paragraph(
+        "**Differences between last losses**, method minus reference, with two-sided 95 % "
+        "confidence intervals: of Student's t over seeds, on text the wider of that and a normal "
+        "one over blocks of windows. *Leads* and *trails*: the interval excludes 0. Nothing "
+        "corrects for the number of comparisons."
+    )
+    yield _tabulate_differences(entries)
     yield Paragraph("**Loss after equal seconds**: shares of DDP's whole time on that link.")
     yield _tabulate_equal_seconds(entries, blocks)
     yield Paragraph(
@@ -171,6 +179,21 @@ def _describe_seconds(seconds: Mapping[int, float] | None, ddp: Mapping[int, flo
         return f"not reached ({len(reached)} of {len(SEEDS)} seeds)"
     text = f"{fmean(reached):.1f} ({min(reached):.1f} - {max(reached):.1f})"
     return text if ddp is None else f"{text}, {fmean(ddp.values()) / fmean(reached):.2f}x"
+
+
+def _tabulate_differences(entries: Sequence[Entry]) -> Table:
+    rows = [
+        [
+            each.entry.title,
+            each.reference.title,
+            str(each.n_seeds),
+            f"{each.mean:+.3f}",
+            f"{each.low:+.3f} to {each.high:+.3f}",
+            each.verdict,
+        ]
+        for each in list_contrasts(entries)
+    ]
+    return Table(["method", "reference", "seeds", "difference", "interval", ""], rows)
 
 
 def _tabulate_equal_seconds(entries: Sequence[Entry], blocks: Mapping[str, Blocks]) -> Table:

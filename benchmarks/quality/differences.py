@@ -6,21 +6,17 @@ Lower outcomes are better. A difference is the method's outcome minus the refere
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 import study_path  # noqa: F401
 from evidence import Ending
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from intervals import spread
 from settings import MARGINS
 
-CONFIDENCE = 0.95
 FALSE_DISCOVERIES = 0.05
-
-Array = npt.NDArray[np.float64]
 
 
 class Verdict(Enum):
@@ -85,36 +81,6 @@ def find_difference(method: Ending, reference: Ending) -> Difference:
         return Difference(method, reference, 1, mean, math.nan, math.nan, 1.0)
     half, p = spread(by_unit)
     return Difference(method, reference, len(seeds), mean, mean - half, mean + half, p)
-
-
-def spread(by_unit: Array) -> tuple[float, float]:
-    """Return half the width of the 95 % interval, and the p-value of no difference.
-
-    Args:
-        by_unit: (seeds, units) differences, two seeds or more.
-
-    Returns:
-        Of Student's t over seeds and the normal distribution over units, the wider interval and
-        the larger p-value.
-    """
-    n_seeds, n_units = by_unit.shape
-    mean = abs(float(by_unit.mean()))
-    over_seeds = float(by_unit.mean(axis=1).std(ddof=1)) / math.sqrt(n_seeds)
-    over_units = float(by_unit.mean(axis=0).std(ddof=1)) / math.sqrt(n_units)
-    tail = (1 + CONFIDENCE) / 2
-    half = max(stdtrit(n_seeds - 1, tail) * over_seeds, ndtri(tail) * over_units)
-    p_values = (
-        _two_sided(lambda t: float(stdtr(n_seeds - 1, -t)), mean, over_seeds),
-        _two_sided(lambda z: float(ndtr(-z)), mean, over_units),
-    )
-    return float(half), max(p_values)
-
-
-def _two_sided(lower_tail: Callable[[float], float], mean: float, error: float) -> float:
-    """Return the p-value of a mean with a standard error; equal differences leave no doubt."""
-    if error == 0:
-        return 0.0 if mean else 1.0
-    return 2 * lower_tail(mean / error)
 
 
 def decide(differences: Sequence[Difference]) -> list[Difference]:

@@ -50,9 +50,7 @@ def test_a_page_is_what_the_program_writes(benchmark: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(("title", "method"), ROWS.items())
-def test_seconds_of_the_readme_are_measured(
-    sweep: dict[str, Any], title: str, method: str
-) -> None:
+def test_seconds_of_the_readme_are_measured(sweep: dict[str, Any], title: str, method: str) -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     (row,) = (line for line in lines if line.startswith(f"| {title} |"))
     assert row.split(" | ")[1].split(", ") == list_seconds(sweep, method)
