@@ -11,7 +11,8 @@ from programs import imported_by_name
 
 MODULES = (
     *("target_path", "study_path", "schedule", "variants", "feedback", "masked", "scoring"),
-    *("methods", "runs", "archive", "work", "cells", "plan", "evidence", "images", "text", "intervals"),
+    *("methods", "runs", "archive", "work", "cells", "plan", "evidence", "intervals"),
+    *("images", "text"),
     *("settings", "curves", "host", "laboratory", "drawing", "outcome"),
     *(
         "contest",

@@ -9,14 +9,15 @@ from pathlib import Path
 import study_path  # noqa: F401
 from answers import Answer, Claim, list_answers, list_claims
 from archive import Records
-from cells import Find, list_open
+from cells import Choice, Find, choose_rate, list_open
 from controls import CONTROL_P, N_CONTROLS, Control, list_controls
-from design import PARTS, REPLIES, choose_recipe
+from design import PARTS, REPLIES, choose_recipe, make_cell
 from differences import Difference, Verdict, find_difference
 from evidence import Ending
+from lengths import list_shrinkages
 from pictures import draw_distances
 from reaching import ACCURACY, NEAR_NATS, list_reached
-from settings import BASES, FAMILIES, MARGINS
+from settings import BASES, FAMILIES, MARGINS, OTHERS
 
 from distlion.lab.report.document import (
     Block,
@@ -56,6 +57,11 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         ["question", "answer", "cells that count", "cells it leads", "cells against it"],
         [_row_of_answer(each) for each in list_answers(claims)],
     )
+    yield Paragraph(
+        "Six of the first question's 12 cells were known when its rule was written, from the "
+        "[first study](../../docs/explanation/protocol.md): `text-small-1k` with 4 and 8 workers, "
+        "`images-3` with 4, 8 and 32, and `images-10`. Of those, seeds 4 and 5 are new."
+    )
     yield Heading("What has been run")
     header = ["part", "cells", "complete", "runs open", "runs reported", "of these on a GPU"]
     yield Table(header, list(_rows_of_progress(find)))
@@ -76,6 +82,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         ["setting", "N", "data", "method - reference", "seeds", "difference", "interval", "p", ""],
         [_row_of_claim(each) for each in claims if each.difference.n_seeds or _is_final(each)],
     )
+    yield from _lay_out_lengths(find)
     yield from _lay_out_reached(find)
     yield from _lay_out_replies(find)
     controls = list(list_controls(find, find_control))
@@ -89,7 +96,40 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         header = ["setting", "method", "seeds", "GPU - CPU", "interval", "p"]
         yield Table(header, [_row_of_control(each) for each in controls])
     yield Heading("Tuning")
-    yield Table(["task", "family", "name", "rate", "validation loss"], list(_rows_of_tuning(find)))
+    yield Paragraph(
+        "With 4 workers, at the shortest setting of each task. A family has a rate, betas and "
+        "decay to tune, a method without a family its rate alone."
+    )
+    yield Table(
+        ["task", "family", "runs", "name", "rate", "validation loss", "runs of this name"],
+        list(_rows_of_tuning(find)),
+    )
+
+
+def _lay_out_lengths(find: Find) -> Iterator[Block]:
+    found = list(list_shrinkages(find))
+    if not found:
+        return
+    yield Heading("Does the distance to AdamW shrink with length?")
+    yield Paragraph(
+        "The distance in shorter runs minus that in longer ones, seed by seed, in nats, with "
+        "95 % confidence intervals. This table was thought of after the runs. It is none of the "
+        "claims."
+    )
+    yield Table(
+        ["shorter", "longer", "method", "seeds", "smaller by", "interval"],
+        [
+            [
+                each.shorter,
+                each.longer,
+                each.method,
+                str(each.n_seeds),
+                f"{each.mean:+.4f}",
+                f"{each.low:+.4f} to {each.high:+.4f}",
+            ]
+            for each in found
+        ],
+    )
 
 
 def _lay_out_reached(find: Find) -> Iterator[Block]:
@@ -200,13 +240,22 @@ def _show(difference: Difference) -> Sequence[str]:
 
 
 def _rows_of_tuning(find: Find) -> Iterator[list[str]]:
-    for task in BASES:
+    for task, setting in BASES.items():
         for family in FAMILIES:
             recipe = choose_recipe(family, task, find)
+            runs = sum(len(choice.losses) for choice in recipe.trials.values())
             for name, choice in recipe.trials.items():
-                if choice.rate is None:
-                    continue
-                mark = " (at the edge)" if choice.at_edge else ""
                 chosen = " (chosen)" if name == recipe.method else ""
-                loss = f"{choice.losses[choice.rate]:.4f}"
-                yield [task, family, f"{name}{chosen}", f"{choice.rate:g}{mark}", loss]
+                if choice.rate is not None:
+                    yield [task, family, str(runs), f"{name}{chosen}", *_describe_choice(choice)]
+        for name in OTHERS:
+            choice = choose_rate(make_cell(setting, name), find)
+            if choice.rate is not None:
+                yield [task, "", str(len(choice.losses)), name, *_describe_choice(choice)]
+
+
+def _describe_choice(choice: Choice) -> list[str]:
+    """Return the rate, its validation loss, and how many rates were tried."""
+    assert choice.rate is not None  # the caller asked before
+    mark = " (at the edge)" if choice.at_edge else ""
+    return [f"{choice.rate:g}{mark}", f"{choice.losses[choice.rate]:.4f}", str(len(choice.losses))]
