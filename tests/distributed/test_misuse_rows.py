@@ -268,14 +268,19 @@ def train_on_another_backend(rank: int, world_size: int, store: str) -> list[flo
     dist.init_process_group(
         "cuda:gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
     )
-    param = nn.Parameter(torch.full((70,), float(rank)))
-    optimizer = make_optimizer([param], lr=1e-2)
+    model = nn.BatchNorm1d(70)
+    optimizer = make_optimizer(model.named_parameters(), lr=1e-2)
     assert dist.get_backend_config() == "cuda:gloo"
     for step in range(3):
-        param.grad = torch.full((70,), float(step - rank))
+        model.weight.grad = torch.full((70,), float(step - rank))
         optimizer.step()
     optimizer.verify_replicas()
-    return list(param.tolist())
+    assert model.running_mean is not None
+    model.running_mean.fill_(rank)
+    distlion.average_buffers(model)
+    distlion.save_checkpoint(f"{store}-checkpoint", model, optimizer)
+    distlion.load_checkpoint(f"{store}-checkpoint", model, optimizer)
+    return [*model.weight.tolist(), *model.running_mean.tolist()]
 
 
 def test_row_18_a_group_for_another_device_lends_its_store_to_one_of_the_host(
@@ -285,6 +290,7 @@ def test_row_18_a_group_for_another_device_lends_its_store_to_one_of_the_host(
     store = str(tmp_path / "store")
     rows = run_workers(train_on_another_backend, 2, store, process_group=False)
     assert rows[0] == rows[1]
+    assert rows[0][70:] == [0.5] * 70
 
 
 def train_alone(rank: int, world_size: int) -> list[bool]:
