@@ -84,6 +84,14 @@ def test_the_simplest_vote_is_compared_at_equal_lengths(study: Any) -> None:
     ]
 
 
+@pytest.mark.slow
+def test_the_page_is_what_the_program_writes(study: Any) -> None:
+    results = ROOT / "benchmarks/results"
+    blocks = list(study.page._lay_out(study.archive.Records(results / "local_steps")))
+    page = study.page.render_markdown(blocks)
+    assert (results / "local_steps.md").read_text("utf-8") == page
+
+
 def test_intervals_of_the_findings_are_those_of_the_report() -> None:
     report = (ROOT / "benchmarks/results/local_steps.md").read_text("utf-8")
     shown = set()

@@ -150,6 +150,19 @@ def test_five_seeds_where_claims_are_decided(quality: Any) -> None:
     assert seeds == {0, 1, 2, 3, 4, 5}
 
 
+# The page
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_program_writes(quality: Any) -> None:
+    results = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+    folders = (results / "runs", results / quality.pages.CONTROLS)
+    finds = (quality.archive.Records(folder).read for folder in folders)
+    blocks = list(quality.pages._lay_out(*finds))
+    page = quality.pages.render_markdown(blocks)
+    assert (results / "quality.md").read_text("utf-8") == page
+
+
 # What may be said
 
 
