@@ -27,14 +27,15 @@ class Status(IntEnum):
     OK = 0
     EPOCH_OVER = 1
     NON_FINITE = 2
-    SPARSE_GRADIENT = 3
-    GRADIENT_CHANGED = 4
-    INPUT = 5
-    SETTINGS_CHANGED = 6
-    CANCELLED = 7
-    CONFIG = 8
-    STEP = 9
-    CORRUPT = 10
+    OVERFLOW = 3
+    SPARSE_GRADIENT = 4
+    GRADIENT_CHANGED = 5
+    INPUT = 6
+    SETTINGS_CHANGED = 7
+    CANCELLED = 8
+    CONFIG = 9
+    STEP = 10
+    CORRUPT = 11
 
 
 FailureKind = Literal["lost", "silent", "order", "left"]
@@ -74,8 +75,14 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
     Status.NON_FINITE: Failure(
         NonFiniteError,
         "gradient, direction or new momentum of {name} is not finite on {who}; nothing was "
-        "committed. nonfinite='skip' drops such a step on all workers (what a GradScaler needs), "
-        "'abstain' only that worker's votes",
+        "committed. nonfinite='skip' drops such a step on all workers, 'abstain' only that "
+        "worker's votes",
+        is_recoverable=True,
+    ),
+    # An optimizer with a GradScaler skips the step instead; callers without a policy raise.
+    Status.OVERFLOW: Failure(
+        NonFiniteError,
+        "the GradScaler of {who} saw an overflow; nothing was committed",
         is_recoverable=True,
     ),
     Status.SPARSE_GRADIENT: Failure(

@@ -194,9 +194,11 @@ def overflow_then_go_on(rank: int, world_size: int) -> tuple[str, float]:
     optimizer = make_optimizer([("only", param)], betas=(0.9, 0.99))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.ones(1))
-    param.grad = torch.full((4,), float("inf") if rank == 1 else 1024.0)
+    param.grad, exp_avg = torch.full((4,), 1024.0), optimizer.state[param]["exp_avg"]
+    exp_avg.fill_(float("inf") if rank == 1 else 0.0)  # no scale would help
     found = caught(None, lambda: scaler.step(optimizer))
     assert found is not None
+    exp_avg.zero_()
     param.grad = torch.full((4,), 1.0)
     optimizer.step()
     return found.kind, float(optimizer.state[param]["exp_avg"][0])

@@ -24,8 +24,8 @@ CORE = (
     Mutation(
         "core: a weight is that of the worker before",
         "vote/roster.py",
-        "        times = torch.tensor(weights, dtype=torch.uint8)\n",
-        "        times = torch.tensor(weights, dtype=torch.uint8).roll(1)\n",
+        '        times = torch.tensor(weights, dtype=torch.uint8, device="cpu")\n',
+        '        times = torch.tensor(weights, dtype=torch.uint8, device="cpu").roll(1)\n',
         TOYS,
     ),
     Mutation(

@@ -29,8 +29,8 @@ DEVICE = (
     Mutation(
         "device: a reply goes up from memory that is not pinned",
         STAGING,
-        "pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)",
-        "pinned = tensor.clone()",
+        "    return pinned.copy_(tensor).to(device, non_blocking=True)",
+        "    return tensor.clone().to(device, non_blocking=True)",
         STEP,
         interprets=True,
     ),

@@ -48,6 +48,21 @@ LOSSES = (
         NONFINITE,
     ),
     Mutation(
+        "loss: an overflow under a GradScaler raises by default",
+        "session/session.py",
+        "        if verdict.status is Status.OVERFLOW or (\n",
+        "        if (\n",
+        NONFINITE,
+    ),
+    Mutation(
+        "loss: an overflow is taken for a value that is not finite",
+        "step/vote.py",
+        "    elif inputs.found_inf:\n"
+        "        header = with_error(header, Status.OVERFLOW, culprit=inputs.rank)\n",
+        "",
+        NONFINITE,
+    ),
+    Mutation(
         "loss: an overflow skips other optimizers of the scaler",
         "step/outcome.py",
         """    state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]

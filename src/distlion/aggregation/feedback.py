@@ -98,7 +98,7 @@ class FeedbackVote(Aggregation):
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
         """Write the bits of a first vote, with all estimates 0, without its scales."""
-        scales = torch.empty(len(segments), self.n_scales, device=out.device)
+        scales = torch.empty(len(segments), self.n_scales, dtype=torch.float32, device=out.device)
         nothing = [make_worker_state(self, segment.param)[_ESTIMATE] for segment in segments]
         return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
 
@@ -137,7 +137,7 @@ class FeedbackBucket(ScalingVote):
         """Encode the directions minus their estimates: each shard's bits, and all scales."""
         estimates = [state[_ESTIMATE] for state in kept]
         votes, slots = self._make_votes(device), self.bucket.slots
-        scales = torch.zeros(len(slots), self.rule.n_scales, device=device)
+        scales = torch.zeros(len(slots), self.rule.n_scales, dtype=torch.float32, device=device)
         finite = kernels.encode_rests(
             segments, estimates, coins.zero, out=votes, scales=scales[: len(segments)]
         )
@@ -153,8 +153,13 @@ class FeedbackBucket(ScalingVote):
         packed, scales = self._split_votes(votes)
         n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
         if self._everybody is None:
-            self._everybody = torch.zeros(len(votes), n_elements, device=votes.device)
-        estimates, total = self._everybody, torch.zeros(1, n_elements, device=votes.device)
+            self._everybody = torch.zeros(
+                len(votes), n_elements, dtype=torch.float32, device=votes.device
+            )
+        estimates, total = (
+            self._everybody,
+            torch.zeros(1, n_elements, dtype=torch.float32, device=votes.device),
+        )
         after = torch.empty_like(total)
         said = BlockVotes(packed, present, bucket, first_shard * bucket.shard_blocks)
         for worker in range(len(votes)):  # one at a time, since estimates change in note() only

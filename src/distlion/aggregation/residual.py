@@ -61,7 +61,7 @@ class ResidualVote(FeedbackVote):
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
         """Write the bits of a first vote, with all residuals 0, without its scales."""
-        scales = torch.empty(len(segments), self.n_scales, device=out.device)
+        scales = torch.empty(len(segments), self.n_scales, dtype=torch.float32, device=out.device)
         nothing = make_zeros(segments, device=out.device)
         return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
 
@@ -85,7 +85,7 @@ class _ResidualBucket(ScalingVote):
     ) -> tuple[Tensor, Tensor]:
         residuals = [state[_RESIDUAL] for state in kept]
         votes, slots = self._make_votes(device), self.bucket.slots
-        scales = torch.zeros(len(slots), self.rule.n_scales, device=device)
+        scales = torch.zeros(len(slots), self.rule.n_scales, dtype=torch.float32, device=device)
         # The negative residual takes the place of an estimate h, as ops compute d - h.
         excess = [-residual for residual in residuals]
         finite = kernels.encode_rests(
@@ -109,7 +109,7 @@ class _ResidualBucket(ScalingVote):
         bucket = self.bucket
         packed, scales = self._split_votes(votes)
         n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
-        nothing = torch.zeros(1, n_elements, device=votes.device)
+        nothing = torch.zeros(1, n_elements, dtype=torch.float32, device=votes.device)
         total, step = torch.zeros_like(nothing), torch.empty_like(nothing)
         said = BlockVotes(packed, present, bucket, first_shard * bucket.shard_blocks)
         for worker, weight in enumerate(self.roster.weights):

@@ -62,7 +62,7 @@ class ScaledVote(Aggregation):
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
         """Write the bits of a vote, without its scales."""
-        scales = torch.empty(len(segments), self.n_scales, device=out.device)
+        scales = torch.empty(len(segments), self.n_scales, dtype=torch.float32, device=out.device)
         return self.encode_scaled(kernels, segments, coins, out=out, scales=scales)
 
     def encode_scaled(
@@ -97,7 +97,7 @@ class ScaledBucket(ScalingVote):
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
         votes = self._make_votes(device)
-        scales = torch.zeros(len(self.bucket.slots), 1, device=device)
+        scales = torch.zeros(len(self.bucket.slots), 1, dtype=torch.float32, device=device)
         finite = self.rule.encode_scaled(
             kernels, segments, coins, out=votes, scales=scales[: len(segments)]
         )
@@ -136,5 +136,5 @@ def mean_scales(scales: Tensor, present: Tensor) -> Tensor:
 def make_zeros(segments: Sequence[Segment], *, device: torch.device) -> list[Tensor]:
     """Return zeros for each segment, to be read only: all of them share one memory."""
     sizes = [segment.slot.n_elements for segment in segments]
-    zeros = torch.zeros(max(sizes, default=0), device=device)
+    zeros = torch.zeros(max(sizes, default=0), dtype=torch.float32, device=device)
     return [zeros[:size] for size in sizes]

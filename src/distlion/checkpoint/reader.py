@@ -260,7 +260,7 @@ class Reader:
                 for key in rules[index].worker_state:
                     state[index][key] = self._build(f"{key}.{index}", shape, str(torch.float32))
             elif index in present["state"]:  # frozen then, and trained now
-                state[index] = {"exp_avg": torch.zeros(shape)}
+                state[index] = {"exp_avg": torch.zeros(shape, dtype=torch.float32, device="cpu")}
         return {"state": state, "param_groups": joined}
 
     def _has(self, name: str) -> bool:
@@ -272,7 +272,11 @@ class Reader:
         rows = []
         for shares in self._shares.values():
             momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]
-            rows.append(mix_momenta(momenta, shares) if shares else torch.zeros(shape))
+            rows.append(
+                mix_momenta(momenta, shares)
+                if shares
+                else torch.zeros(shape, dtype=torch.float32, device="cpu")
+            )
         return torch.stack(rows) if self._ownership.is_stacked else rows[0]
 
     def _build_own(self, name: str, shape: torch.Size) -> Tensor | None:

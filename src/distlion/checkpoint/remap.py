@@ -66,7 +66,7 @@ def mix_momenta(momenta: Sequence[Tensor], shares: Sequence[Share]) -> Tensor:
     """Return the weighted sum in the momenta's dtype, added in float64 in voter order."""
     if len(shares) == 1:
         return momenta[0].clone()
-    total = torch.zeros(momenta[0].shape, dtype=torch.float64)
+    total = torch.zeros(momenta[0].shape, dtype=torch.float64, device="cpu")
     for momentum, (_, weight) in zip(momenta, shares, strict=True):
         total += momentum.double() * float(weight)
     return total.to(momenta[0].dtype)

@@ -228,7 +228,7 @@ def _find_shared(barrier: CheckpointBarrier, contents: Contents) -> dict[str, in
     found, problem = attempt(lambda: digest_entries(contents.model))
     barrier.share(problem)
     assert found is not None
-    rows = barrier.gather(torch.tensor(found, dtype=torch.int64).numpy().tobytes())
+    rows = barrier.gather(torch.tensor(found, dtype=torch.int64, device="cpu").numpy().tobytes())
     table = [memoryview(row).cast("q") for row in rows]
     differing = {
         name

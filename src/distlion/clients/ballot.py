@@ -140,7 +140,7 @@ def cast_ballot(
     device = deltas[0].device
     kept = [{RESIDUAL: each.to(device)} for each in residuals]
     vote = rule.start(places.bucket, _ALONE)
-    zeros = torch.zeros(max(delta.numel() for delta in deltas), device=device)
+    zeros = torch.zeros(max(delta.numel() for delta in deltas), dtype=torch.float32, device=device)
     segments = [
         Segment(slot, delta, delta, zeros[: delta.numel()], _COEFFICIENTS)
         for slot, delta in zip(places.bucket.slots, map(_flatten, deltas), strict=True)

@@ -83,7 +83,7 @@ class BallotCount:
             For each parameter u, flat.
         """
         total = self._tally(ballots, votes)
-        rates = [torch.tensor(b / sum(votes), dtype=torch.float32) for b in reach]
+        rates = [torch.tensor(b / sum(votes), dtype=torch.float32, device="cpu") for b in reach]
         return [part * rate for part, rate in zip(self._cut(total.float()), rates, strict=True)]
 
     def majority(
@@ -91,8 +91,8 @@ class BallotCount:
     ) -> list[Tensor]:
         """Return a majority's outcome: u = s * S, S = sign(sum_i w_i s_i), ties by the coin."""
         bucket = self._bucket
-        out = torch.empty(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64)
-        voters = torch.full((len(bucket.slots),), sum(votes), dtype=torch.int64)
+        out = torch.empty(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64, device="cpu")
+        voters = torch.full((len(bucket.slots),), sum(votes), dtype=torch.int64, device="cpu")
         settle_tally(
             self._tally(ballots, votes),
             voters,
@@ -120,7 +120,10 @@ class BallotCount:
             largest: (n_params,) float32, the largest scale that counts.
         """
         n_params = len(self._bucket.slots)
-        total = [torch.zeros(slot.n_elements) for slot in self._bucket.slots]
+        total = [
+            torch.zeros(slot.n_elements, dtype=torch.float32, device="cpu")
+            for slot in self._bucket.slots
+        ]
         for ballot, n in zip(ballots, votes, strict=True):
             signs = self._cut(self._tally_one(self._reader.read(ballot)))
             scales = read_scales(ballot.payload, self.shape, n_params).minimum(largest)
@@ -132,14 +135,14 @@ class BallotCount:
     def _tally(self, ballots: Sequence[Ballot], votes: Sequence[int]) -> Tensor:
         """Return sum_i w_i s_i, (512 * blocks,) int32; integers add up exactly in any order."""
         n_elements = self._bucket.n_blocks * BLOCK_WORDS * WORD_ELEMENTS
-        total = torch.zeros(n_elements, dtype=torch.int32)
+        total = torch.zeros(n_elements, dtype=torch.int32, device="cpu")
         for ballot, n in zip(ballots, votes, strict=True):
             total += self._tally_one(self._reader.read(ballot)) * n
         return total
 
     def _tally_one(self, packed: Tensor) -> Tensor:
         """Unpack (1, blocks, 1, 8) int64 to +1 and -1, with 0 between parameters."""
-        present = torch.ones(1, len(self._bucket.slots), dtype=torch.bool)
+        present = torch.ones(1, len(self._bucket.slots), dtype=torch.bool, device="cpu")
         cast = BlockVotes(packed, present, self._bucket, 0)
         return tally_votes(cast, vote_format=VoteFormat.LEVEL)
 

@@ -96,7 +96,8 @@ class VoteServer:
         self._count = BallotCount(self.places)
         self._voted = [self.places.names[number] for number in self.places.bucket.members]
         self._momentum = [
-            torch.zeros(slot.n_elements, dtype=torch.float32) for slot in self.places.bucket.slots
+            torch.zeros(slot.n_elements, dtype=torch.float32, device="cpu")
+            for slot in self.places.bucket.slots
         ]
         self._reach: tuple[float, ...] = ()
         self._next_round = 0

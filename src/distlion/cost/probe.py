@@ -158,8 +158,8 @@ def gather_integers(
     link: Transport, values: tuple[int, ...], *, step: int
 ) -> list[tuple[int, ...]]:
     """Gather a few integers below 2**63 from every rank, in rank order."""
-    row = torch.tensor(values, dtype=torch.int64)
-    rows = torch.empty(link.n_members, len(values), dtype=torch.int64)
+    row = torch.tensor(values, dtype=torch.int64, device="cpu")
+    rows = torch.empty(link.n_members, len(values), dtype=torch.int64, device="cpu")
     link.all_gather(rows, row, step=step).wait()
     return [tuple(each) for each in rows.tolist()]
 
@@ -190,7 +190,7 @@ def _time_exchange(link: Transport, chunk_bytes: int, step: int) -> int:
     All begin together, as with large votes: otherwise a worker that finds the other one ready sends
     at once, and its own announcement waits behind its bytes (see ``Gloo``).
     """
-    chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
+    chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8, device="cpu")
     received = torch.zeros_like(chunks)
     link.all_to_all(received[:, :1].contiguous(), chunks[:, :1].contiguous(), step=step).wait()
     return _time(lambda: link.all_to_all(received, chunks, step=step).wait())
@@ -200,7 +200,7 @@ def _time_alone(link: Transport, rank: int, chunk_bytes: int, step: int) -> int:
     """Time an all-to-all in which only ``rank`` sends to all, and all send only to it."""
     is_alone = rank == link.rank
     sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.n_members)]
-    chunks = torch.zeros(sum(sizes), dtype=torch.uint8)
+    chunks = torch.zeros(sum(sizes), dtype=torch.uint8, device="cpu")
     received = torch.zeros_like(chunks)
 
     what = f"probe of rank {link.ranks[rank]}"

@@ -51,7 +51,10 @@ class CrewSampler:
         time_through, place = divmod(position, self._n_examples)
         if self._order is None or self._order[0] != time_through:
             generator = torch.Generator().manual_seed(self._seed + time_through)
-            self._order = time_through, torch.randperm(self._n_examples, generator=generator)
+            self._order = (
+                time_through,
+                torch.randperm(self._n_examples, generator=generator, device="cpu"),
+            )
         return int(self._order[1][place])
 
     def state_dict(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def count_whole_votes(
     if faults.armed:
         fire_counted(link, ballot.header)
     if not chunks.agree:
-        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64, device="cpu")
         return Reply(judge_chunks(chunks, link.ranks), nothing, received)
     voting = chunks.present.bool()
     payload = reducer.reduce(chunks.payloads, voting, 0).view(shape.n_shards, -1)

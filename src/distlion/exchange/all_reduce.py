@@ -60,7 +60,7 @@ class AllReduce(Exchange):
 
         # 1 scatter shards
         n_bytes = vote_shape.n_bytes
-        chunks = torch.empty((shape.n_shards, n_bytes), dtype=torch.uint8)
+        chunks = torch.empty((shape.n_shards, n_bytes), dtype=torch.uint8, device="cpu")
         write_chunks(link.kernels, chunks, vote_shape, ballot.header, ballot.present, ballot.votes)
         if faults.armed:
             fire_framed(link, ballot.header, chunks)
@@ -78,8 +78,8 @@ class AllReduce(Exchange):
             payload = reducer.reduce(votes.payloads, voting, header.sender)
         else:  # nobody is present
             header = find_errors(votes, header, link.ranks)
-            present = torch.zeros(reply_shape.n_params, dtype=torch.int64)
-            payload = torch.zeros(reply_shape.payload_bytes, dtype=torch.uint8)
+            present = torch.zeros(reply_shape.n_params, dtype=torch.int64, device="cpu")
+            payload = torch.zeros(reply_shape.payload_bytes, dtype=torch.uint8, device="cpu")
         if faults.armed:
             fire_counted(link, header)
 

@@ -44,7 +44,7 @@ from distlion.kernels import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 FIELDS = struct.Struct("<4sHBBq8sQQIHBxiiI")
 CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)

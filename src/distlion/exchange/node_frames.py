@@ -87,10 +87,10 @@ class NodeFrames:
             a part's own have no meaning.
         """
         chunk_shape, verdict = self.shape.replies, reply.verdict
-        present = torch.zeros(chunk_shape.n_params, dtype=torch.int64)
+        present = torch.zeros(chunk_shape.n_params, dtype=torch.int64, device="cpu")
         present[: reply.present.numel()] = reply.present
         if verdict.status is Status.OK:
-            payload = torch.zeros(chunk_shape.payload_bytes, dtype=torch.uint8)
+            payload = torch.zeros(chunk_shape.payload_bytes, dtype=torch.uint8, device="cpu")
             payload[: reply.payload.numel()] = reply.payload.flatten()
         else:
             payload = encode_verdict(verdict, chunk_shape.payload_bytes)
@@ -100,7 +100,7 @@ class NodeFrames:
 
     def reply_to_nobody(self, header: Header) -> Reply:
         """Stand in for the reply where this rank's part is empty, so that it does not vote."""
-        nothing = torch.zeros(0, dtype=torch.int64)
+        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
         return Reply(Verdict.of(header), nothing, self.link.empty(0))
 
     def _join(self, read: Chunks) -> Verdict:
@@ -124,7 +124,7 @@ def gather_flags(link: Transport, flags: Tensor, header: Header) -> tuple[Header
     Returns:
         The header, with the worst error found, and (ranks, n_params) bool on the CPU.
     """
-    nothing = torch.empty(0, dtype=torch.uint8)
+    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     shape = ChunkShape(flags.numel(), 0)
     read = _gather(link, shape, ChunkKind.FINITE, header, flags, nothing)
     return find_errors(read, header, link.ranks), read.present.bool()
@@ -142,7 +142,9 @@ def share_verdict(link: Transport, verdict: Verdict, header: Header, *, n_voters
     own = with_verdict(header, verdict)
     shape = ChunkShape(0, verdict_bytes(n_voters + link.n_members))
     payload = encode_verdict(verdict, shape.payload_bytes)
-    read = _gather(link, shape, ChunkKind.VERDICT, own, torch.zeros(0), payload)
+    read = _gather(
+        link, shape, ChunkKind.VERDICT, own, torch.zeros(0, dtype=torch.bool, device="cpu"), payload
+    )
     found = judge_chunks(read, link.ranks)
     # A header names one culprit; payloads of ranks with the same finding name the others.
     alike = [part for part in read if part is not None and part.header.status is found.status]

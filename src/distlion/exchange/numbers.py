@@ -36,7 +36,9 @@ def gather_numbers(
     )
     own = link.empty(shape.n_bytes)
     sent = replace(header, kind=kind, bucket=0, sender=link.rank)
-    write_chunk(link.kernels, own, shape, sent, torch.zeros(0, dtype=torch.bool), payload)
+    write_chunk(
+        link.kernels, own, shape, sent, torch.zeros(0, dtype=torch.bool, device="cpu"), payload
+    )
     if faults.armed and kind is ChunkKind.SAMPLE:
         fire_framed(link, header, own)
     everybody = link.empty(link.n_members, shape.n_bytes)

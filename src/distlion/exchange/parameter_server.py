@@ -112,7 +112,7 @@ def read_whole_reply(
     like = replace(own, kind=ChunkKind.REPLY, sender=sender)
     chunk = read_chunk(link.kernels, raw, shape.whole_reply_chunk, like)
     if chunk is None:
-        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64, device="cpu")
         return Reply(Verdict(Status.CORRUPT, (link.ranks[sender],)), nothing, raw)
     verdict = decode_verdict(chunk.header, chunk.payload)
     return Reply(verdict, chunk.present, chunk.payload.view(shape.n_shards, -1))

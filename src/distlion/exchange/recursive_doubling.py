@@ -298,7 +298,7 @@ def _write(
         chunk_shape = shape.sum_chunk(meeting.gives)
         total = known.total
         if total is None:
-            total = torch.zeros(_sum_bytes(shape, meeting.gives), dtype=torch.uint8)
+            total = torch.zeros(_sum_bytes(shape, meeting.gives), dtype=torch.uint8, device="cpu")
         payload = torch.cat([pack_headers(known.headers), total])
         header = replace(own, kind=ChunkKind.SUM)
         write_chunk(link.kernels, out, chunk_shape, header, known.present, payload)
@@ -315,7 +315,7 @@ def _read(
     like = replace(own, kind=ChunkKind.SUM, sender=meeting.peer)
     chunk: Chunk | None = read_chunk(link.kernels, raw, chunk_shape, like)
     if chunk is None:
-        nobody = torch.zeros(shape.n_params, dtype=torch.int64)
+        nobody = torch.zeros(shape.n_params, dtype=torch.int64, device="cpu")
         members = _list_block(shape.n_shards, meeting.first, meeting.takes)
         return _Known(_lose(members, own, link.ranks[meeting.peer]), nobody, None)
     middle = HEADER_BYTES * meeting.takes
@@ -364,7 +364,7 @@ def _settle(
         verdict = judge(known.headers, link.ranks)
         if verdict.status is Status.CORRUPT:  # of votes that were lost, the steps are too
             verdict = replace(verdict, steps=())
-        nothing = torch.zeros(shape.n_params, dtype=torch.int64)
+        nothing = torch.zeros(shape.n_params, dtype=torch.int64, device="cpu")
         return Reply(verdict, nothing, link.empty(shape.n_shards, shape.reply_bytes))
     payload = parts.settle_sum(known.total, known.present).view(shape.n_shards, -1)
     digests = tuple(header.gradient_digest for header in known.headers)

@@ -229,7 +229,7 @@ def recall(context: Context | None, places: Places) -> list[Tensor]:
     for number in places.bucket.members:
         name, shape = places.names[number], places.shapes[number]
         if kept is None:
-            residuals.append(torch.zeros(shape))
+            residuals.append(torch.zeros(shape, dtype=torch.float32, device="cpu"))
             continue
         array = kept.get(name) if isinstance(kept, ArrayRecord) else None
         value = None if array is None else torch.from_numpy(array.numpy())

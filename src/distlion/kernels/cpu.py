@@ -223,7 +223,7 @@ class CpuKernels:
         return finite
 
     def digests(self, tensors: Sequence[Tensor]) -> Tensor:
-        out = torch.empty(len(tensors), dtype=torch.int64)
+        out = torch.empty(len(tensors), dtype=torch.int64, device="cpu")
         contiguous = [tensor.contiguous() for tensor in tensors]
         self._core.digests(contiguous, out, torch.get_num_threads())
         return out
@@ -238,7 +238,7 @@ class CpuKernels:
         if isinstance(starts, Tensor):
             sums = starts.clone()
         else:
-            sums = torch.full((len(rows),), starts, dtype=torch.int64)
+            sums = torch.full((len(rows),), starts, dtype=torch.int64, device="cpu")
         self._core.checksums(rows, sums, torch.get_num_threads())
         return sums
 
@@ -255,7 +255,7 @@ class _Gathered(tuple[Segment, ...]):
 
 
 def _make_flags(segments: Sequence[Segment]) -> Tensor:
-    return torch.empty(len(segments), dtype=torch.bool)
+    return torch.empty(len(segments), dtype=torch.bool, device="cpu")
 
 
 def _read_votes(votes: BlockVotes) -> tuple[Tensor, Tensor, Sequence[Slot], int]:

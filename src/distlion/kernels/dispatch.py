@@ -80,7 +80,7 @@ def check_denormals(devices: Iterable[torch.device] = ()) -> None:
         KernelBackendError: It flushes them.
     """
     for device in {torch.device("cpu"), *devices}:
-        tiny = torch.full((1,), torch.finfo(torch.float32).tiny, device=device)
+        tiny = torch.full((1,), torch.finfo(torch.float32).tiny, dtype=torch.float32, device=device)
         if not bool((tiny * 0.5 > 0).all()):
             raise KernelBackendError(
                 f"this process flushes denormals to zero on {device}, so replicas would differ; "

@@ -48,7 +48,7 @@ def coin(coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> 
 
 
 def _round32(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float64).to(torch.float32).item()
+    return torch.tensor(value, dtype=torch.float64, device="cpu").to(torch.float32).item()
 
 
 def _widened_grad(grad: Tensor, coefficients: Coefficients) -> Tensor:
@@ -370,7 +370,7 @@ def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
 
 def digests(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
     return torch.stack([digest_bits(tensor) for tensor in tensors])
 
 

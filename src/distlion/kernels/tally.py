@@ -95,7 +95,10 @@ def settle_tally(
     voters = n_present.tolist()
     for index, slot in enumerate(bucket.slots):
         n = voters[index]
-        alone, anybody = replace(bucket, slots=(slot,)), torch.tensor([[n > 0]])
+        alone, anybody = (
+            replace(bucket, slots=(slot,)),
+            torch.tensor([[n > 0]], dtype=torch.bool, device="cpu"),
+        )
         for run in cut_runs(alone, anybody, first_block, n_blocks, device=device):
             total = tally[_elements(run)]
             if reply_format is ReplyFormat.COUNT:

@@ -79,6 +79,7 @@ class DistributedLion(VotingBase):
             hyperparameters between backward and ``step()``. See ``no_sync()``.
         nonfinite: Response to a gradient, direction or new momentum that is not finite: "raise" or
             "skip" the step on all workers, or "abstain": leave out that worker for that parameter.
+            All workers skip a step in which a GradScaler saw an overflow, also under "raise".
         on_mismatch: "raise" where replicas differ, or "repair" from the majority of workers.
         on_disagreement: "warn" of workers far from the majority, or "exclude"; see ``diagnostics``.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.

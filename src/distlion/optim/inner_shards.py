@@ -54,7 +54,7 @@ class InnerShards:
             saved = {key: self._stack(value, kinds[key]) for key, value in entry.items()}
         else:
             kinds, saved = self._fill(like)
-        present = torch.tensor(int(bool(entry)))
+        present = torch.tensor(int(bool(entry)), dtype=torch.int64, device="cpu")
         return {
             **saved,
             KINDS_KEY: json.dumps(kinds),
@@ -196,4 +196,6 @@ class InnerShards:
 
 def _as_tensor(value: Any) -> Tensor:
     """Return a number as a tensor that holds it exactly."""
-    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    return torch.as_tensor(
+        value, dtype=torch.float64 if isinstance(value, float) else None, device="cpu"
+    )

@@ -143,7 +143,7 @@ def check_common_device(device: torch.device) -> None:
         InvalidArgumentError: torch was built without it, or this machine does not have it.
     """
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, dtype=torch.float32, device=device)
     except Exception as error:  # of any class, by backend
         raise _refuse_device(device, error) from error
 

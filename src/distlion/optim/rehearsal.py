@@ -23,7 +23,7 @@ def rehearse_step(optimizer: DistributedLion) -> None:
         inputs, votes = optimizer._cast_votes()
         session.meter.count_step(session.n_elements)
         verdict = judge_votes(votes)  # a worker that is alone casts none
-        if verdict.status not in (Status.OK, Status.NON_FINITE):
+        if verdict.status not in (Status.OK, Status.NON_FINITE, Status.OVERFLOW):
             session.abandon(verdict, optimizer.param_groups, inputs)
     # Gradients are compared between workers in the first steps only.
     if votes and inputs.wants_digest:

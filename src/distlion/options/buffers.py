@@ -182,7 +182,7 @@ def _mean(raw: Tensor, own: Tensor) -> Tensor:
     if not is_number or torch.equal(raw, raw[:1].expand_as(raw)):
         return rows[0]
     wide = torch.complex128 if own.dtype.is_complex else torch.float64
-    total = torch.zeros(own.shape, dtype=wide)
+    total = torch.zeros(own.shape, dtype=wide, device="cpu")
     for row in rows:
         total += row.to(wide)
     return (total / len(rows)).to(own.dtype)

@@ -151,7 +151,9 @@ class MomentumRows:
     ) -> Exchanging[Reply]:
         """Send this worker's row and return the mean."""
         ballot = Ballot(
-            replace(header, sender=link.rank), self.encode(row), torch.ones(1, dtype=torch.bool)
+            replace(header, sender=link.rank),
+            self.encode(row),
+            torch.ones(1, dtype=torch.bool, device="cpu"),
         )
         return pattern.exchange(link, self.shape, ballot, self)
 

@@ -83,7 +83,7 @@ class NodeRoute:
         Arguments and returns are as for ``Route.average``.
         """
         # 1 scatter pieces
-        present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool)
+        present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool, device="cpu")
         header, read = self.frames.scatter_gradients(
             self._cut(grads), present, header, grad_scale=grad_scale
         )
@@ -122,7 +122,7 @@ class NodeRoute:
         at = 0
         for param in self.own:
             n, index = param.slot.n_elements, self._index_of[param.position]
-            total = torch.zeros(n)
+            total = torch.zeros(n, dtype=torch.float32, device="cpu")
             voters = present[:, index].nonzero().flatten().tolist()
             for rank in voters:
                 piece, factor = rows[rank][at : at + n], factors[rank]
@@ -138,7 +138,7 @@ class NodeRoute:
     def agree(
         self, finite: Sequence[bool], header: Header, *, overflow: bool
     ) -> tuple[Sequence[bool], Header]:
-        flags = torch.ones(len(self.params), dtype=torch.bool)
+        flags = torch.ones(len(self.params), dtype=torch.bool, device="cpu")
         for index, param in enumerate(self.own):
             flags[self._index_of[param.position]] = finite[index]
         header, gathered = gather_flags(self.link, flags, header)

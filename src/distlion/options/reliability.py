@@ -36,7 +36,7 @@ def count_agreement(rows: Sequence[Sequence[float]]) -> Counts:
     Returns:
         Elements where the worker has no direction, or the others are tied, count in neither number.
     """
-    signs = torch.tensor(rows, dtype=torch.float64).nan_to_num(0.0).sign()
+    signs = torch.tensor(rows, dtype=torch.float64, device="cpu").nan_to_num(0.0).sign()
     products = signs * (signs.sum(0) - signs)
     agreed, compared = (products > 0).sum(1).tolist(), (products != 0).sum(1).tolist()
     return list(zip(agreed, compared, strict=True))

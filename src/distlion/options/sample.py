@@ -32,8 +32,10 @@ def draw_sample(params: Sequence[VotingParam], seed: int) -> list[Tensor]:
     for position, size in enumerate(param.n_kept for param in params):
         # torch takes 63 bits of a seed.
         generator = torch.Generator().manual_seed((seed + position) % (1 << 63))
-        drawn = torch.randint(max(1, size), (SAMPLE_ELEMENTS,), generator=generator)
-        sample.append(torch.arange(size) if size <= SAMPLE_ELEMENTS else drawn.sort().values)
+        drawn = torch.randint(max(1, size), (SAMPLE_ELEMENTS,), generator=generator, device="cpu")
+        sample.append(
+            torch.arange(size, device="cpu") if size <= SAMPLE_ELEMENTS else drawn.sort().values
+        )
     return sample
 
 

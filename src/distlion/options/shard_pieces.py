@@ -193,7 +193,10 @@ class ShardPieces(OwnShards):
             placements,
             run_check=False,
             shape=self.stacked_shape(param),
-            stride=(param.numel(), *torch.empty(param.shape, device="meta").stride()),
+            stride=(
+                param.numel(),
+                *torch.empty(param.shape, dtype=param.dtype, device="meta").stride(),
+            ),
         )
         return whole
 

@@ -248,7 +248,7 @@ def _add_voters(mesh: DeviceMesh, voters: dist.ProcessGroup, *, timeout_s: float
     whole: DeviceMesh = DeviceMesh.from_group(
         [voters, *(mesh.get_group(dim) for dim in range(mesh.ndim))],
         mesh.device_type,
-        mesh=torch.tensor(rows).view(len(rows), *mesh.mesh.shape),
+        mesh=torch.tensor(rows, dtype=torch.int64, device="cpu").view(len(rows), *mesh.mesh.shape),
         mesh_dim_names=("voters", *names),
     )
     return whole

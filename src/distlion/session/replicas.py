@@ -163,7 +163,7 @@ def broadcast_tensor(link: Transport, row: Tensor, *, step: int, source: int = 0
 
 def digest_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Digest each tensor: (n,) int64 on the CPU, read once from each device."""
-    digests = torch.empty(len(tensors), dtype=torch.int64)
+    digests = torch.empty(len(tensors), dtype=torch.int64, device="cpu")
     for device in {tensor.device for tensor in tensors}:
         placed = [index for index, tensor in enumerate(tensors) if tensor.device == device]
         rows = choose_kernels(device).digests([_as_words(tensors[index]) for index in placed])

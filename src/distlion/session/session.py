@@ -343,9 +343,12 @@ class Session:
             inputs: The step's inputs.
         """
         step = inputs.header.step
-        if verdict.status is Status.NON_FINITE:
+        if verdict.status in (Status.NON_FINITE, Status.OVERFLOW):
             note_overflow()
-        if verdict.status is Status.NON_FINITE and self.settings.nonfinite == "skip":
+        # A GradScaler begins with a scale that overflows, so its steps are skipped under "raise".
+        if verdict.status is Status.OVERFLOW or (
+            verdict.status is Status.NON_FINITE and self.settings.nonfinite == "skip"
+        ):
             # The step number does not change, so that coins stay paired.
             log_skip(self.params, verdict, rank=self.ranks.rank, step=step)
             return False

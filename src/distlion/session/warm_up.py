@@ -71,7 +71,7 @@ def _launch_all(
     if settings.momentum_sync is not None:
         kernels.update_momentum(segments, [1])
     n_bytes = vote.shape.n_shards * vote.shape.reply_bytes
-    reply = vote.read_reply(torch.zeros(n_bytes, dtype=torch.uint8))
+    reply = vote.read_reply(torch.zeros(n_bytes, dtype=torch.uint8, device="cpu"))
     moves = [(kernels.commit, segments)]
     if is_split:  # the parts of other ranks come without a momentum
         bare = segments[0]._replace(exp_avg=torch.zeros_like(param, dtype=torch.float32))

@@ -87,9 +87,10 @@ def commit_alone(
     if nonfinite == "abstain":
         finite = [is_finite and not found_inf for is_finite in finite]
         segments = abstain(segments, finite, rank=rank, step=step)
-    elif found_inf or not all(finite):
-        # A GradScaler may know that something overflowed, but not what.
-        return Verdict(Status.NON_FINITE, (rank,), -1 if found_inf else finite.index(False))
+    elif found_inf:
+        return Verdict(Status.OVERFLOW, (rank,))
+    elif not all(finite):
+        return Verdict(Status.NON_FINITE, (rank,), finite.index(False))
     move_alone(params, segments, rounding)
     for norm in norms:
         note_norm(norm)

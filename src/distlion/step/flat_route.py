@@ -107,7 +107,7 @@ class FlatRoute:
     ) -> tuple[Sequence[bool], Header]:
         if self.inside is None:
             return finite, header
-        flags = torch.tensor(finite, dtype=torch.bool) & (not overflow)
+        flags = torch.tensor(finite, dtype=torch.bool, device="cpu") & (not overflow)
         header, gathered = gather_flags(self.inside, flags, header)
         return gathered.all(0).tolist(), header
 
@@ -115,7 +115,7 @@ class FlatRoute:
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
     ) -> Exchanging[Reply]:
         sent = replace(header, sender=self.link.rank)
-        ballot = Ballot(sent, votes, torch.tensor(present, dtype=torch.bool))
+        ballot = Ballot(sent, votes, torch.tensor(present, dtype=torch.bool, device="cpu"))
         counted = BucketCount(self.vote, self.link.kernels, coins)
         return self.pattern.exchange(self.link, self.vote.shape, ballot, counted)
 
@@ -139,7 +139,7 @@ class FlatRoute:
         ballot = Ballot(
             replace(header, bucket=bucket.index, sender=link.rank),
             vote.tell([param.worker_state for param in self.params]),
-            torch.ones(len(bucket.slots), dtype=torch.bool),
+            torch.ones(len(bucket.slots), dtype=torch.bool, device="cpu"),
         )
         return self.pattern.exchange(link, vote.told_shape, ballot, _Hearing(vote))
 
@@ -170,7 +170,7 @@ class _Hearing:
         self.vote.hear(votes)
         shape = self.vote.told_shape
         n_shards = votes.shape[1] // shape.vote_bytes
-        return torch.zeros(n_shards * shape.reply_bytes, dtype=torch.uint8)
+        return torch.zeros(n_shards * shape.reply_bytes, dtype=torch.uint8, device="cpu")
 
     def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         return present.sum(0)

@@ -29,7 +29,7 @@ def look_at_gradients(kernels: Kernels, segments: Sequence[Segment]) -> Tensor:
     """
     grads = [segment.grad for segment in segments if segment.grad is not None]
     if not grads:
-        return torch.zeros((2, 0), dtype=torch.int64)
+        return torch.zeros((2, 0), dtype=torch.int64, device="cpu")
     return torch.stack([kernels.digests(grads), torch.stack([grad.any() for grad in grads])])
 
 

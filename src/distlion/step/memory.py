@@ -82,6 +82,6 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 def _mark(param: Tensor, n_elements: int) -> Tensor:
     """Mark the places of a tensor's elements, from its first one on: (n_elements,) bool."""
-    marks = torch.zeros(n_elements, dtype=torch.bool)
+    marks = torch.zeros(n_elements, dtype=torch.bool, device="cpu")
     marks.as_strided(param.shape, param.stride()).fill_(True)
     return marks

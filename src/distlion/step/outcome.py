@@ -51,12 +51,16 @@ def name_param(params: Sequence[VotingParam], position: int) -> str:
 
 
 def log_skip(params: Sequence[VotingParam], verdict: Verdict, *, rank: int, step: int) -> None:
-    """Log that all workers skip this step."""
-    logger.warning(
-        "[rank %d, step %d] all workers skip this step: %s is not finite on %s",
+    """Log that all workers skip this step; an overflow is part of a GradScaler's search."""
+    has_overflow = verdict.status is Status.OVERFLOW
+    logger.log(
+        logging.INFO if has_overflow else logging.WARNING,
+        "[rank %d, step %d] all workers skip this step: %s on %s",
         rank,
         step,
-        name_param(params, verdict.position),
+        "a GradScaler saw an overflow"
+        if has_overflow
+        else f"{name_param(params, verdict.position)} is not finite",
         name_ranks(verdict.culprits),
     )
 

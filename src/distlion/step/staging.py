@@ -28,7 +28,7 @@ def bring_down(tensors: Sequence[Tensor]) -> list[Tensor]:
     for tensor in tensors:
         copy = tensor
         if tensor.device.type != "cpu":
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
             copy.copy_(tensor, non_blocking=True)
         copies.append(copy)
     arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -41,8 +41,8 @@ def bring_up(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device without waiting; later work on the device comes after it."""
     if device.type != "cuda":
         return tensor.to(device)
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
-    return pinned.to(device, non_blocking=True)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
+    return pinned.copy_(tensor).to(device, non_blocking=True)
 
 
 def read_together(parts: Sequence[Tensor]) -> list[float]:

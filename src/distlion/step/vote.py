@@ -187,6 +187,8 @@ def draft_vote(route: Route, inputs: StepInputs) -> Draft:
         )
     if inputs.found_inf and inputs.nonfinite == "abstain":
         grads = [None] * len(grads)
+    elif inputs.found_inf:
+        header = with_error(header, Status.OVERFLOW, culprit=inputs.rank)
     means, scale, header = route.average(grads, header, inputs.coefficients[0].grad_scale)
     try:
         segments = make_segments(route.own, means, inputs.coefficients, scale)
@@ -229,9 +231,8 @@ def cast_vote(
             # Another rank refused a parameter of which a piece, or shard, was encoded here.
             votes, *_ = route.encode(kept, inputs.coins)
         segments = kept
-    elif inputs.found_inf or not all(finite):
-        # A GradScaler may know that something overflowed, but not what.
-        position = -1 if inputs.found_inf else route.own[finite.index(False)].position
+    elif not all(finite):
+        position = route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
     present = [segment.grad is not None and not inputs.is_excluded for segment in segments]
     if faults.armed:

@@ -225,7 +225,9 @@ class Gloo:
         """
         if chunk_bytes < LEAST_BYTES_TO_MEET or self.n_under_way:
             return
-        heard, said = (torch.zeros(self.n_members, 1, dtype=torch.uint8) for _ in range(2))
+        heard, said = (
+            torch.zeros(self.n_members, 1, dtype=torch.uint8, device="cpu") for _ in range(2)
+        )
         self._begin_all_to_all(heard, said, ByteCount(), step=step).wait()
 
     def gathers_at_once(self, chunk_bytes: int) -> bool:

@@ -54,7 +54,7 @@ class Memory:
         self._pairs: dict[int, Memory] = {}
 
     def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.uint8)
+        return torch.empty(shape, dtype=torch.uint8, device="cpu")
 
     def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> MemoryTransfer:
         n_bytes, peers = chunks[0].nbytes, self.n_members - 1

@@ -102,7 +102,7 @@ class VirtualClients:
             raise InvalidArgumentError(
                 f"draw({n_clients}): expected 1 to {self._n_clients}, the number of clients"
             )
-        drawn: list[int] = torch.randperm(self._n_clients, generator=self._generator)[
+        drawn: list[int] = torch.randperm(self._n_clients, generator=self._generator, device="cpu")[
             :n_clients
         ].tolist()
         self.begin(drawn)
@@ -143,7 +143,7 @@ class VirtualClients:
         kept: list[Tensor] = []
         if call.rule == "residual":
             found = self._residuals.get(client)
-            kept = [torch.zeros(each.shape) for each in deltas]
+            kept = [torch.zeros(each.shape, dtype=torch.float32, device="cpu") for each in deltas]
             if found is not None:
                 kept = [each.clone() for each in found]
         ballot = cast_ballot(

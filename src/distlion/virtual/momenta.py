@@ -34,7 +34,7 @@ def average_momenta(
             rows.join([part.of(mine[part.position]) for part in rows.slices]) for mine in momenta
         ]
         votes = torch.stack([rows.encode(row).view(-1) for row in joined])
-        reply = rows.reduce(votes, torch.ones(len(joined), 1, dtype=torch.bool), 0)
+        reply = rows.reduce(votes, torch.ones(len(joined), 1, dtype=torch.bool, device="cpu"), 0)
         for worker, row in enumerate(joined):
             for part, mean in rows.settle(row, reply.view(len(joined), -1)):
                 part.of(momenta[worker][part.position]).copy_(mean)

@@ -36,7 +36,7 @@ class VirtualRoute:
         self.rule, _, self._device, _ = self.params[0].kind
         self.kernels = choose_kernels(self._device)
         workers = roster.n_voters
-        self.present = torch.zeros(workers, len(self.params), dtype=torch.bool)
+        self.present = torch.zeros(workers, len(self.params), dtype=torch.bool, device="cpu")
         self._workers = [self.rule.start(bucket, roster) for _ in range(workers)]
         # Separate from the workers' votes, which note their own state before all are counted.
         self._counter = self.rule.start(bucket, roster)
@@ -66,7 +66,7 @@ class VirtualRoute:
     def note(self, worker: int, present: Sequence[bool]) -> None:
         """Note the parameters that a worker votes for, and its vote's effect on its state."""
         self._workers[worker].note()
-        self.present[worker] = torch.tensor(present, dtype=torch.bool)
+        self.present[worker] = torch.tensor(present, dtype=torch.bool, device="cpu")
 
     def leave_out(self, worker: int) -> None:
         """Let a worker's vote not count."""

@@ -179,7 +179,9 @@ class BucketVote:
         """
         bucket, names = self.bucket, self.rule.worker_state
         shard_elements = bucket.shard_blocks * BLOCK_WORDS * WORD_ELEMENTS
-        values = torch.zeros(len(names), bucket.n_shards * shard_elements)
+        values = torch.zeros(
+            len(names), bucket.n_shards * shard_elements, dtype=torch.float32, device="cpu"
+        )
         for slot, state in zip(bucket.slots, kept, strict=True):
             start = slot.bucket_word * WORD_ELEMENTS
             for row, name in enumerate(names):

@@ -133,7 +133,7 @@ class Roster:
                 f"{len(present)} votes are counted, and {len(weights)} weights are known. "
                 "Expected one each. A pattern that counts some votes must say whose they are"
             )
-        times = torch.tensor(weights, dtype=torch.uint8)
+        times = torch.tensor(weights, dtype=torch.uint8, device="cpu")
         return present.to(torch.uint8) * times[:, None]
 
     def find_row(self, voter: int) -> int:

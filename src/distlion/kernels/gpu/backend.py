@@ -155,7 +155,7 @@ class TritonKernels(PlainFeedback):
 
     def digests(self, tensors: Sequence[Tensor]) -> Tensor:
         if not tensors:
-            return torch.zeros(0, dtype=torch.int64)
+            return torch.zeros(0, dtype=torch.int64, device="cpu")
         contiguous = [tensor.contiguous() for tensor in tensors]
         device = contiguous[0].device
         rows = np.zeros((1 + len(tensors), FIELDS), dtype=np.int64)

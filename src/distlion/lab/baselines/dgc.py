@@ -88,8 +88,8 @@ class DeepGradientCompression(SparseCompression):
 
     def create_state(self, n_elements: int, device: torch.device) -> State:
         return {
-            "velocity": torch.zeros(n_elements, device=device),
-            "accumulated": torch.zeros(n_elements, device=device),
+            "velocity": torch.zeros(n_elements, dtype=torch.float32, device=device),
+            "accumulated": torch.zeros(n_elements, dtype=torch.float32, device=device),
         }
 
     def compress(

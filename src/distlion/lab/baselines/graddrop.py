@@ -57,7 +57,7 @@ class GradDrop(SparseCompression):
         return True
 
     def create_state(self, n_elements: int, device: torch.device) -> State:
-        return {"residual": torch.zeros(n_elements, device=device)}
+        return {"residual": torch.zeros(n_elements, dtype=torch.float32, device=device)}
 
     def compress(
         self,

@@ -146,7 +146,7 @@ def _share_lengths(
     state: CompressionState, payloads: Sequence[Payload], device: torch.device
 ) -> list[list[int]]:
     """Return the bytes of every payload of every rank."""
-    own = torch.tensor([payload.n_bytes for payload in payloads], device=device)
+    own = torch.tensor([payload.n_bytes for payload in payloads], dtype=torch.int64, device=device)
     rows = state.gather(own) if state.compression.varies else [own] * state.process_group.size()
     return [row.tolist() for row in rows]
 

@@ -83,7 +83,9 @@ class PowerSGD:
         factors: dict[int, Tensor] = {}
         for (rows, columns), alike in positions.items():
             rank = min(rows, columns, self.rank)
-            drawn = torch.randn(len(alike), columns, rank, generator=generator)
+            drawn = torch.randn(
+                len(alike), columns, rank, generator=generator, dtype=torch.float32, device="cpu"
+            )
             factors.update(zip(alike, drawn, strict=True))
         return factors
 

@@ -60,7 +60,7 @@ class SparseCompression(Compression):
 
     def aggregate(self, payloads: Sequence[Payload], n_elements: int) -> Tensor:
         entries = [_sparse(payload) for payload in payloads]
-        total = torch.zeros(n_elements, device=entries[0].values.device)
+        total = torch.zeros(n_elements, dtype=torch.float32, device=entries[0].values.device)
         for payload in entries:
             # No index comes twice in a payload, so entries are added in rank order.
             total.index_add_(0, payload.indices, payload.values)

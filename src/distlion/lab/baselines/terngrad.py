@@ -94,7 +94,7 @@ class TernGrad(Compression):
     ) -> tuple[Payload, State]:
         bound = self.measure(grad)
         clipped = grad.clamp(-bound, bound)
-        draws = torch.rand(grad.shape, generator=generator, device=grad.device)
+        draws = torch.rand(grad.shape, generator=generator, dtype=torch.float32, device=grad.device)
         # draws < |g| / s without the division: a scale of 0 needs no special case.
         levels = clipped.sign().mul_(draws.mul_(scalar) < clipped.abs())
         return TernaryPayload(scalar, levels.to(torch.int8)), state

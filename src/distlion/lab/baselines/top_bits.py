@@ -90,7 +90,7 @@ class TopBits(Compression):
             )
 
     def create_state(self, n_elements: int, device: torch.device) -> State:
-        return {"residual": torch.zeros(n_elements, device=device)}
+        return {"residual": torch.zeros(n_elements, dtype=torch.float32, device=device)}
 
     def compress(
         self,
@@ -133,7 +133,7 @@ class TopBits(Compression):
 
     def aggregate(self, payloads: Sequence[Payload], n_elements: int) -> Tensor:
         taken = [_read(payload) for payload in payloads]
-        total = torch.zeros(n_elements, device=taken[0].scales.device)
+        total = torch.zeros(n_elements, dtype=torch.float32, device=taken[0].scales.device)
         for payload in taken:
             # No index comes twice in a payload, so entries are added in rank order.
             total.index_add_(0, self._locate(payload, n_elements), payload.values)

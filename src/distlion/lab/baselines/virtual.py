@@ -253,7 +253,9 @@ class _LowRankMean:
             param = params[position]
             n_sent = method.sent_elements(param.shape)
             assert n_sent is not None  # it has a factor
-            lost = torch.zeros(param.shape[0], len(factor), device=param.device)
+            lost = torch.zeros(
+                param.shape[0], len(factor), dtype=torch.float32, device=param.device
+            )
             self._matrices[position] = _Matrix(n_sent, factor.to(param.device), lost)
 
     def add(self, worker: int, grads: Sequence[Tensor | None]) -> None:
@@ -318,7 +320,7 @@ class _CompressedMean:
     def _complete(self, index: int, held: Sequence[Payload | Tensor | None]) -> list[Payload]:
         """Compress the remaining gradients; a worker without a gradient sends zeros."""
         param = self._params[index]
-        zeros = torch.zeros(param.numel(), device=param.device)
+        zeros = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
         entries = [zeros if each is None else each for each in held]
         measured = [self._compression.measure(each) for each in entries if isinstance(each, Tensor)]
         scalar = torch.stack(measured).amax() if measured else zeros.new_zeros(())

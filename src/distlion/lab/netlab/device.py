@@ -28,16 +28,24 @@ class EmulatedModel(nn.Module):
         width, layers = workload.width, workload.layers
         draw = seeded_generator(seed)
         self.weights = nn.ParameterList(
-            nn.Parameter(_DEVIATION * torch.randn(width, width, generator=draw))
+            nn.Parameter(
+                _DEVIATION
+                * torch.randn(width, width, generator=draw, dtype=torch.float32, device="cpu")
+            )
             for _ in range(layers)
         )
         # Layers share one row of numbers; each starts at another place.
-        self._drawn = torch.randn(width * width + layers, generator=seeded_generator(seed, rank))
+        self._drawn = torch.randn(
+            width * width + layers,
+            generator=seeded_generator(seed, rank),
+            dtype=torch.float32,
+            device="cpu",
+        )
         self._forward_s = workload.step_s / (3 * layers)
 
     def forward(self) -> Tensor:
         """Sleep for the time of all forward passes, and return a loss."""
-        passed = torch.zeros((), requires_grad=True)
+        passed = torch.zeros((), requires_grad=True, dtype=torch.float32, device="cpu")
         for number, weight in enumerate(self.weights):
             gradient = self._drawn[number : number + weight.numel()].view_as(weight)
             passed = _Layer.apply(  # type: ignore[no-untyped-call]

@@ -93,7 +93,7 @@ def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
     for number in range(_BATCHES):
         generator = seeded_generator(_SEED, number, rank)
         shape = (workload.batch_size, workload.context + 1)
-        tokens = torch.randint(workload.vocabulary, shape, generator=generator)
+        tokens = torch.randint(workload.vocabulary, shape, generator=generator, device="cpu")
         batches.append(
             Batch({"input_ids": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous())
         )
@@ -182,10 +182,12 @@ def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> LabRun:
     n_elements = workload.n_elements
     if name == ALL_REDUCE:
         # Sums would soon overflow; zeros take the same time.
-        vector = torch.zeros(n_elements)
+        vector = torch.zeros(n_elements, dtype=torch.float32, device="cpu")
         return LabRun(lambda: _all_reduce(vector), None, n_elements)
-    param = nn.Parameter(torch.zeros(n_elements))
-    param.grad = torch.randn(n_elements, generator=seeded_generator(_SEED, rank))
+    param = nn.Parameter(torch.zeros(n_elements, dtype=torch.float32, device="cpu"))
+    param.grad = torch.randn(
+        n_elements, generator=seeded_generator(_SEED, rank), dtype=torch.float32, device="cpu"
+    )
     holder = nn.ParameterDict({"vector": param})
     optimizer = _build_optimizer(name, holder)
     # The commit is no part of the exchange.

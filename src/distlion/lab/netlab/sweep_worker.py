@@ -65,7 +65,7 @@ class SweepWorker:
     def exchange(self, chunk_bytes: int, times: int) -> None:
         """Exchange a chunk with each peer, as votes are exchanged, ``times`` times in sequence."""
         link = _make_link()
-        chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
+        chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8, device="cpu")
         received = torch.zeros_like(chunks)
         for _ in range(times):
             link.all_to_all(received, chunks, step=0).wait()
@@ -73,15 +73,15 @@ class SweepWorker:
     def gather(self, chunk_bytes: int, times: int) -> None:
         """Send a chunk to the first worker, as to a parameter server, ``times`` times."""
         link = _make_link()
-        chunk = torch.zeros(chunk_bytes, dtype=torch.uint8)
-        out = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8)
+        chunk = torch.zeros(chunk_bytes, dtype=torch.uint8, device="cpu")
+        out = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8, device="cpu")
         for _ in range(times):
             link.gather(out if link.rank == 0 else None, chunk, step=0).wait()
         dist.barrier()
 
     def all_reduce(self, n_elements: int, times: int) -> None:
         """Sum float32 gradients over all workers, ``times`` times in sequence."""
-        gradients = torch.zeros(n_elements)
+        gradients = torch.zeros(n_elements, dtype=torch.float32, device="cpu")
         for _ in range(times):
             dist.all_reduce(gradients)
 

@@ -62,12 +62,14 @@ def measure_kernels() -> KernelRates:
     kernels, clock = choose_kernels(torch.device("cpu")), _CoreClock()
     bucket = Bucket(0, (0,), (Slot("measured", _N_ELEMENTS, 0, 0),), _N_WORKERS)
     generator = torch.Generator().manual_seed(0)
-    param, grad, exp_avg = torch.randn(3, _N_ELEMENTS, generator=generator)
+    param, grad, exp_avg = torch.randn(
+        3, _N_ELEMENTS, generator=generator, dtype=torch.float32, device="cpu"
+    )
     segments = kernels.gather([Segment(bucket.slots[0], param, grad, exp_avg, _COEFFICIENTS)])
     coins = Coins(seed=0, step=0, voter=0)
-    vote = torch.zeros(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64)
-    votes = torch.zeros(_N_WORKERS, *vote.shape, dtype=torch.int64)
-    cast = BlockVotes(votes, torch.ones(_N_WORKERS, 1, dtype=torch.bool), bucket, 0)
+    vote = torch.zeros(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64, device="cpu")
+    votes = torch.zeros(_N_WORKERS, *vote.shape, dtype=torch.int64, device="cpu")
+    cast = BlockVotes(votes, torch.ones(_N_WORKERS, 1, dtype=torch.bool, device="cpu"), bucket, 0)
 
     def commit() -> None:
         kernels.commit(segments, [_N_WORKERS], vote, reply_format=ReplyFormat.SIGN, rounding=None)

@@ -66,7 +66,10 @@ class _Shard:
     def _order(self, epoch: int) -> Tensor:
         if self._latest is None or self._latest[0] != epoch:
             generator = seeded_generator(self._seed, epoch, self._rank)
-            self._latest = epoch, torch.randperm(len(self._images), generator=generator)
+            self._latest = (
+                epoch,
+                torch.randperm(len(self._images), generator=generator, device="cpu"),
+            )
         return self._latest[1]
 
 
@@ -192,7 +195,9 @@ def _load_digits() -> _LabeledImages:
     digits = load_digits()
     pixels = torch.from_numpy(digits.images.astype(np.float32))[:, None] / _DIGITS_MAX
     labels = torch.from_numpy(digits.target.astype(np.int64))
-    heldout = torch.arange(len(labels)) % _DIGITS_HELDOUT_EVERY == _DIGITS_HELDOUT_EVERY - 1
+    heldout = (
+        torch.arange(len(labels), device="cpu") % _DIGITS_HELDOUT_EVERY == _DIGITS_HELDOUT_EVERY - 1
+    )
     return _standardize(
         "scikit-learn digits", pixels[~heldout], labels[~heldout], pixels[heldout], labels[heldout]
     )

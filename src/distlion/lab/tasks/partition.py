@@ -195,7 +195,7 @@ class ByClass:
 
 
 def _permute(labels: Tensor, seed: int) -> Tensor:
-    return torch.randperm(len(labels), generator=seeded_generator(seed))
+    return torch.randperm(len(labels), generator=seeded_generator(seed), device="cpu")
 
 
 def _cut(total: int, parts: int) -> list[range]:

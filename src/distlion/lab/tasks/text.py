@@ -181,7 +181,9 @@ class TextTask:
         """
         shard = self._cached_split(world_size)[rank]
         generator = seeded_generator(seed, step, rank)
-        numbers = torch.randint(shard.windows, (self._batch_size,), generator=generator)
+        numbers = torch.randint(
+            shard.windows, (self._batch_size,), generator=generator, device="cpu"
+        )
         return self._cut_windows(self._tokens.train, shard.locate(numbers.numpy()).tolist())
 
     def _split(self, world_size: int) -> list[_Shard]:

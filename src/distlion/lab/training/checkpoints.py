@@ -132,7 +132,9 @@ class RunCheckpoints:
         if not self._settings.resume:
             return 0, ""
         # Where hosts share no folder, one may have lost its checkpoints: loading reports it.
-        if not gather_rows(torch.tensor(has_checkpoint(self._run_dir))).any():
+        if not gather_rows(
+            torch.tensor(has_checkpoint(self._run_dir), dtype=torch.bool, device="cpu")
+        ).any():
             return 0, f"no checkpoint in {self._folder}: starting from the beginning"
         loaded = load_checkpoint(
             self._folder,

@@ -78,7 +78,7 @@ class History:
 
     def settle(self) -> None:
         """Replace this worker's losses by means over all; every worker must call it."""
-        own = torch.tensor(self.losses["loss"][self._settled :], dtype=torch.float64)
+        own = torch.tensor(self.losses["loss"][self._settled :], dtype=torch.float64, device="cpu")
         if own.numel():
             self.losses["loss"][self._settled :] = gather_rows(own).mean(dim=0).tolist()
             self._settled = len(self.losses["loss"])
@@ -143,7 +143,7 @@ class History:
 
 def _pack(values: list[float]) -> Tensor:
     whole = all(isinstance(value, int) for value in values)
-    return torch.tensor(values, dtype=torch.int64 if whole else torch.float64)
+    return torch.tensor(values, dtype=torch.int64 if whole else torch.float64, device="cpu")
 
 
 def _unpack(values: Tensor) -> list[float]:

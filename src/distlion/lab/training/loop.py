@@ -126,10 +126,12 @@ def score_heldout(model: nn.Module, task: Task, device: torch.device, mine: slic
     A row holds the sum of losses, the number of correct predictions, and the number of predictions.
     """
     batches = task.heldout_batches()
-    sums = torch.zeros(len(batches), 3, dtype=torch.float64)
+    sums = torch.zeros(len(batches), 3, dtype=torch.float64, device="cpu")
     for index in range(len(batches))[mine]:
         score = score_batch(model, move_batch(batches[index], device))
-        sums[index] = torch.tensor([score.loss_sum, score.correct, score.count])
+        sums[index] = torch.tensor(
+            [score.loss_sum, score.correct, score.count], dtype=torch.float64, device="cpu"
+        )
     return sums
 
 
@@ -279,8 +281,8 @@ class TrainingLoop:
         history = self._history
         wall_s = history.seconds
         history.settle()
-        losses = torch.tensor(history.losses["loss"], dtype=torch.float64)
-        sent = gather_rows(torch.tensor(history.sent_bytes, dtype=torch.int64)).max()
+        losses = torch.tensor(history.losses["loss"], dtype=torch.float64, device="cpu")
+        sent = gather_rows(torch.tensor(history.sent_bytes, dtype=torch.int64, device="cpu")).max()
         params = [p for p in self._worker.model.parameters() if p.requires_grad]
         trainable = sum(param.numel() for param in params)
         return Record(

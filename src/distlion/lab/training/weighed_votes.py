@@ -84,9 +84,11 @@ class WeighedVotes:
         self._slots = place_parameters([name for name, _ in run.params], self._sizes)
         # It moves by lr S; the decay is done before.
         self.optimizer = torch.optim.SGD(self._params, run.lr)
-        self.agreement = torch.full((run.workers,), FIRST_AGREEMENT, dtype=torch.float64)
+        self.agreement = torch.full(
+            (run.workers,), FIRST_AGREEMENT, dtype=torch.float64, device="cpu"
+        )
         device = self._params[0].device
-        self._momenta = torch.zeros(run.workers, run.n_elements, device=device)
+        self._momenta = torch.zeros(run.workers, run.n_elements, dtype=torch.float32, device=device)
         self._votes: list[Tensor] = []
         self._done = 0
         shape = MajorityVote().shape_of(run.n_elements, run.workers)
