@@ -167,6 +167,10 @@ class LostUpdatesWarning(UserWarning):
     """A learning rate is too small to move most parameters of 16 bits."""
 
 
+class InnerStateResetWarning(UserWarning):
+    """Inner state of ``LocalSteps`` was not finite on this worker, and begins anew from 0."""
+
+
 class DisagreeingWorkersWarning(UserWarning):
     """Workers agree with the majority of the others clearly less than the median worker does.
 

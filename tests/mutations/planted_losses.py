@@ -8,6 +8,7 @@ ABSENT = ("distributed/test_absent_gradients.py",)
 COPIES = ("optim/test_copies.py",)
 DDP = ("distributed/test_ddp.py",)
 GROUPS = ("distributed/test_groups.py",)
+INNER_STATE = ("distributed/test_inner_state.py",)
 NONFINITE = ("distributed/test_nonfinite.py",)
 TORCH_OPTIM = ("distributed/test_torch_optim.py",)
 
@@ -61,6 +62,20 @@ LOSSES = (
         "        header = with_error(header, Status.OVERFLOW, culprit=inputs.rank)\n",
         "",
         NONFINITE,
+    ),
+    Mutation(
+        "loss: a NaN stays in the inner state of local steps",
+        "optim/local_votes.py",
+        "            self._reset_broken(self._voting)\n",
+        "",
+        INNER_STATE,
+    ),
+    Mutation(
+        "loss: a vote does not look at the inner state",
+        "optim/local_pairs.py",
+        "    broken = set(find_broken(inner, [param for param, _ in pairs]))\n",
+        "    broken: set[Tensor] = set()\n",
+        INNER_STATE,
     ),
     Mutation(
         "loss: an overflow skips other optimizers of the scaler",

@@ -4,6 +4,7 @@ from distlion.optim.around import check_inner
 from distlion.optim.base import VotingBase
 from distlion.optim.common_point import CommonPoint, copy_to_common, find_delta
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.optim.inner_state import find_broken, reset_broken
 from distlion.optim.late_vote import move_on
 from distlion.optim.lion import Lion
 from distlion.optim.lion_cub import lion_cub
@@ -44,6 +45,7 @@ __all__ = [
     "copy_to_common",
     "describe_move",
     "divide",
+    "find_broken",
     "find_delta",
     "is_trying_overlap",
     "lion_cub",
@@ -51,5 +53,6 @@ __all__ = [
     "move_on",
     "paper_settings",
     "rehearse_step",
+    "reset_broken",
     "take_turns",
 ]

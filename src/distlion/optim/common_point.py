@@ -122,6 +122,11 @@ class CommonPoint(DistributedLion):
         return self._find_step() % self._n_parts
 
     @property
+    def rank(self) -> int:
+        """This rank among all workers."""
+        return self._session.ranks.rank
+
+    @property
     def is_alone(self) -> bool:
         """True if there is no other worker."""
         return self._session.ranks.is_alone

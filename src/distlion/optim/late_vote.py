@@ -10,6 +10,7 @@ from threading import Thread
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from distlion.optim.common_point import CommonPoint
 from distlion.optim.local_pairs import Pairs, forget_deltas, set_deltas
@@ -63,10 +64,12 @@ class LateVote:
         weakref.finalize(self, _log_untaken, self._outcome)
 
     @classmethod
-    def start(cls, votes: CommonPoint, pairs: Pairs, turn: int, *, steps: int) -> LateVote:
+    def start(
+        cls, votes: CommonPoint, pairs: Pairs, inner: Optimizer, turn: int, *, steps: int
+    ) -> LateVote:
         """Begin a vote on this worker's deltas, on a thread of its own."""
         late = cls([param.detach().clone() for param, _ in pairs], turn, steps=steps)
-        set_deltas(pairs)
+        set_deltas(pairs, inner)
         devices = {common.device for _, common in pairs if common.device.type == "cuda"}
         _wait_for(devices)  # the thread has streams of its own
         # No daemon: one that is still in Gloo when the interpreter exits dies by SIGABRT.

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.optim.arguments import check_params, label_params, list_group, settle_names
 from distlion.optim.common_point import copy_to_common, find_delta
+from distlion.optim.inner_state import find_broken
 
 
 class LocalPairs:
@@ -75,10 +76,17 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 """A worker's own parameters, each with its common point."""
 
 
-def set_deltas(pairs: Pairs) -> None:
-    """Set the worker's deltas as gradients of the common point."""
+def set_deltas(pairs: Pairs, inner: Optimizer) -> None:
+    """Set the worker's deltas as gradients of the common point.
+
+    A delta counts as not finite, too, where the inner state is not: no later step would move the
+    parameter as it should.
+    """
+    broken = set(find_broken(inner, [param for param, _ in pairs]))
     for param, common in pairs:
         common.grad = find_delta(param, common)
+        if param in broken:
+            common.grad.fill_(torch.nan)
 
 
 def forget_deltas(pairs: Pairs) -> None:

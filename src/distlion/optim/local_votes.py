@@ -12,6 +12,7 @@ from distlion.aggregation import Aggregation
 from distlion.optim.arguments import label_params
 from distlion.optim.around import undoing_groups
 from distlion.optim.common_point import CommonPoint
+from distlion.optim.inner_state import reset_broken
 from distlion.optim.late_vote import LateVote
 from distlion.optim.local_arguments import Schedule, find_common_device
 from distlion.optim.local_pairs import (
@@ -156,7 +157,7 @@ class LocalVotes:
         turn = self._prepare()
         self._voting, pairs = (), self.pairs.of(turn)
         steps, self.period.since[turn] = self.period.since[turn], 0
-        self._late = LateVote.start(self.common, pairs, turn, steps=steps)
+        self._late = LateVote.start(self.common, pairs, self._inner, turn, steps=steps)
         self.period.note_begun([param for param, _ in pairs], self._late.begun)
 
     def land(self) -> None:
@@ -167,6 +168,7 @@ class LocalVotes:
             self.period.check_begin()
             pairs = self.pairs.of(late.turn)
             late.land(pairs)
+            self._reset_broken(pairs)
             self._give_up_repaired(but=pairs)
 
     def vote_in_turn(self) -> None:
@@ -178,7 +180,7 @@ class LocalVotes:
         turn = self._prepare()
         self._voting = self.pairs.of(turn)
         if self.period.since[turn] and not self._abstains:
-            set_deltas(self._voting)
+            set_deltas(self._voting, self._inner)
         before = self.common.committed_step
         try:
             is_done = self.common.step() is not False
@@ -188,6 +190,7 @@ class LocalVotes:
             self.period.since[turn] = 0
             if self.common.committed_step == before:  # all workers give the period up
                 self._begin_anew(self._voting)
+            self._reset_broken(self._voting)
             self._give_up_repaired()
         return is_done
 
@@ -220,6 +223,10 @@ class LocalVotes:
     def _begin_anew(self, pairs: Pairs) -> None:
         take_common(pairs)
         self.period.take(pairs)
+
+    def _reset_broken(self, pairs: Pairs) -> None:
+        """Begin with a fresh inner state where it is not finite, now that the votes are over."""
+        reset_broken(self._inner, [param for param, _ in pairs], worker=self.common.rank)
 
     def begin_after_repair(self) -> None:
         """Begin anew if replicas were repaired outside of a vote; a result is taken before."""

@@ -18,8 +18,10 @@ from distlion.optim import (
     Traffic,
     check_inner,
     copy_to_common,
+    find_broken,
     find_delta,
     move_on,
+    reset_broken,
 )
 from distlion.options import Newcomers
 from distlion.virtual.cluster import VirtualCluster
@@ -293,6 +295,12 @@ class VirtualLocalSteps:
         turn = self._votes.turn
         self._cast(turn)
         self._take_common(turn)
+        self._reset_broken(turn)
+
+    def _reset_broken(self, turn: int) -> None:
+        """Begin with a fresh inner state where it is not finite."""
+        for worker, (inner, own) in enumerate(zip(self.inners, self._params, strict=True)):
+            reset_broken(inner, self._list_part(own, turn), worker=worker)
 
     def _take_common(self, turn: int) -> None:
         for own in self._params:
@@ -303,10 +311,13 @@ class VirtualLocalSteps:
     def _cast(self, turn: int) -> None:
         """Vote on all workers' deltas of a part, without moving the workers."""
         for worker, own in enumerate(self._params):
+            broken = set(find_broken(self.inners[worker], self._list_part(own, turn)))
             common = self._list_part(self._common, turn, is_whole=False)
             for start, param in zip(common, self._list_part(own, turn), strict=True):
                 is_present = self._since[turn] and worker not in self._newcomers
                 start.grad = find_delta(param, start) if is_present else None
+                if start.grad is not None and param in broken:
+                    start.grad.fill_(torch.nan)
             self._votes.collect(worker)
         self._votes.step()
         self._since[turn] = 0
@@ -318,6 +329,8 @@ class VirtualLocalSteps:
             common = self._list_part(self._common, turn, is_whole=False)
             for param, end, start in zip(self._list_part(own, turn), common, begun, strict=True):
                 move_on(param, end, start)
+        if self._begun:
+            self._reset_broken(turn)
         self._begun = []
         self._set_stage(self._params[0])
 
