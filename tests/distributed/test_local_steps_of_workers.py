@@ -294,3 +294,26 @@ def test_a_worker_whose_common_point_is_repaired_begins_there() -> None:
     for common, own in ended:
         assert are_equal(common, ended[0][0])
         assert are_equal(own, common)
+
+
+def look_up(rank: int, world_size: int) -> list[list[Tensor]]:
+    """Train an embedding whose forward pass shortens its rows."""
+    ended = []
+    for options in ({}, {"delay": 1}):
+        embedding = nn.Embedding(30, 8, max_norm=0.5)
+        inner = torch.optim.AdamW(embedding.parameters(), lr=0.1)
+        optimizer = distlion.LocalSteps(inner, every=2, **options)
+        for step in range(8):
+            embedding(torch.arange(10) + 5 * rank + step).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.vote()
+        optimizer.verify_replicas()
+        ended.append([embedding.weight.detach()])
+    return ended
+
+
+def test_rows_that_a_forward_pass_shortens_are_a_part_of_the_delta() -> None:
+    first, second = run_workers(look_up, 2)
+    for one, other in zip(first, second, strict=True):
+        assert are_equal(one, other)

@@ -8,6 +8,7 @@ ABSENT = ("distributed/test_absent_gradients.py",)
 COPIES = ("optim/test_copies.py",)
 DDP = ("distributed/test_ddp.py",)
 GROUPS = ("distributed/test_groups.py",)
+PERIOD_START = ("optim/test_period_start.py",)
 INNER_STATE = ("distributed/test_inner_state.py",)
 NONFINITE = ("distributed/test_nonfinite.py",)
 TORCH_OPTIM = ("distributed/test_torch_optim.py",)
@@ -69,6 +70,20 @@ LOSSES = (
         "            self._reset_broken(self._voting)\n",
         "",
         INNER_STATE,
+    ),
+    Mutation(
+        "loss: rows that a forward pass shortens stop local steps",
+        "optim/period_start.py",
+        "            and not _is_shortened(param, start)\n",
+        "",
+        PERIOD_START,
+    ),
+    Mutation(
+        "loss: local steps take longer rows for shortened ones",
+        "optim/period_start.py",
+        "(after <= before * (1 + tolerance)) & (errors <= tolerance * after)",
+        "errors <= tolerance * after",
+        PERIOD_START,
     ),
     Mutation(
         "loss: a vote does not look at the inner state",

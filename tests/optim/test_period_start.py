@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -174,3 +176,25 @@ def test_a_step_compares_all_values_only_after_a_write(
             param.mul_(1.0)
     train(optimizer, params.values(), 0, 3 * EVERY, 3 * EVERY + 1)
     assert compared
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_that_a_forward_pass_shortens_are_as_before(dtype: torch.dtype) -> None:
+    start = torch.randn(50, 70)
+    start[9] = 0.0
+    embedding = torch.nn.Embedding(50, 70, _weight=start.to(dtype, copy=True), max_norm=1.0)
+    begun = PeriodStart([embedding.weight], [start])
+    embedding(torch.arange(10))
+    assert embedding.weight[0].norm() < 1.1
+    assert begun.list_written() == []
+    with torch.no_grad():
+        embedding.weight[4, 5] *= 0.5  # in another direction
+    assert begun.list_written() == [embedding.weight]
+
+
+@pytest.mark.parametrize("write", [lambda p: p.mul_(1.5), lambda p: p.neg_(), lambda p: p.add_(1)])
+def test_rows_that_were_written_otherwise_are_found(write: Callable[[Tensor], object]) -> None:
+    param = torch.randn(5, 70)
+    begun = PeriodStart([param], [param.clone()])
+    write(param[2])
+    assert begun.list_written() == [param]

@@ -81,7 +81,8 @@ class LocalPeriod:
                 f"{self._written} was written to between two periods, so that its delta would hold "
                 "more than local steps. Expected the values of the common point, or those that its "
                 "state was loaded with. Load weights before LocalSteps is made, or before you load "
-                "its state"
+                "its state. Let a forward pass write to no parameter, except to shorten rows, as "
+                "nn.Embedding(max_norm=) does"
             )
         present = [param for group in groups for param in group["params"]]
         for param in present:

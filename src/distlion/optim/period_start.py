@@ -20,8 +20,9 @@ class PeriodStart:
 
     All values of a parameter are compared if torch counted a write to it, or if its memory is
     another. Many writes are not counted, such as those through ``.data``, so a sample of each
-    tensor is compared too, and if an element differs, all values of all parameters. Keeps the
-    parameters' memory alive.
+    tensor is compared too, and if an element differs, all values of all parameters. Rows that were
+    only shortened are no such write: a forward pass of ``nn.Embedding(max_norm=)`` does that, and
+    the delta holds it like a step. Keeps the parameters' memory alive.
 
     Args:
         params: The parameters.
@@ -39,14 +40,16 @@ class PeriodStart:
 
     @torch.no_grad()
     def list_written(self) -> list[Tensor]:
-        """Return the parameters whose values are not those of the start, in order."""
+        """Return the parameters that are not at the start, nor shortened from it, in order."""
         is_any = any(each.have_changed() for each in self._samples)
         now = self._find_layouts()
         everything = zip(self._params, self._starts, self._layouts, now, strict=True)
         return [
             param
             for param, start, before, after in everything
-            if (is_any or before != after) and not _is_at(param, start)
+            if (is_any or before != after)
+            and not _is_at(param, start)
+            and not _is_shortened(param, start)
         ]
 
     def _find_layouts(self) -> list[tuple[object, ...]]:
@@ -110,3 +113,17 @@ def _is_at(param: Tensor, start: Tensor) -> bool:
         present.shape == expected.shape
         and torch.allclose(present, expected, rtol=0, atol=0, equal_nan=True)
     )
+
+
+def _is_shortened(param: Tensor, start: Tensor) -> bool:
+    """Return whether rows of a matrix differ from the start by factors from 0 to 1 alone."""
+    expected = local_tensor(start).detach().to(param.dtype).float()
+    present = local_tensor(param).detach().to(expected.device).float()
+    if present.dim() != 2 or present.shape != expected.shape:
+        return False
+    before, after = (each.norm(dim=1) for each in (expected, present))
+    # Each element is rounded once after it is scaled, and norms are sums of rounded squares.
+    tolerance = 4 * torch.finfo(param.dtype).eps
+    factors = torch.where(before > 0, after / before, 0.0)
+    errors = (present - expected * factors[:, None]).norm(dim=1)
+    return bool(((after <= before * (1 + tolerance)) & (errors <= tolerance * after)).all())
