@@ -89,8 +89,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: a step that was committed is taken for one that was not",
         "crew/optimizer.py",
-        "            if self.committed_step == before:\n                self.form(self._lost,",
-        "            if True:\n                self.form(self._lost,",
+        "            if self.committed_step == before:\n                self._form_after(error)",
+        "            if True:\n                self._form_after(error)",
         CREWS,
     ),
     Mutation(

@@ -6,6 +6,7 @@ import os
 import weakref
 from pathlib import Path
 
+from distlion.checkpoint.barrier import CheckpointBarrier
 from distlion.checkpoint.folder import find_checkpoint, list_complete
 from distlion.checkpoint.manifest import Manifest, read_manifest
 from distlion.errors import CheckpointError
@@ -16,11 +17,28 @@ _loaded: weakref.WeakKeyDictionary[VotingBase, frozenset[str]] = weakref.WeakKey
 
 
 def identify(optimizer: VotingBase) -> str:
-    """Return an optimizer's identity: 32 hex digits, drawn when it is first asked for.
-
-    Each process draws one; the first process's counts for all of them.
-    """
+    """Return an optimizer's identity: 32 hex digits, drawn when it is first asked for."""
     return _own.setdefault(optimizer, os.urandom(16).hex())
+
+
+def agree_on_identity(barrier: CheckpointBarrier, optimizer: VotingBase) -> str:
+    """Return the first process's identity of an optimizer, which all processes keep.
+
+    In a crew the first process may be lost, and another one saves in its place.
+    """
+    _own[optimizer] = barrier.share(None, identity=identify(optimizer))[0]["identity"]
+    return _own[optimizer]
+
+
+def hand_on_identities(optimizer: VotingBase) -> list[str]:
+    """Return an optimizer's identity, then those that it may continue, for a newcomer."""
+    return [identify(optimizer), *sorted(list_loaded(optimizer))]
+
+
+def take_identities(optimizer: VotingBase, identities: list[str]) -> None:
+    """Take what ``hand_on_identities`` has returned on another worker of the crew."""
+    _own[optimizer] = identities[0]
+    note_loaded(optimizer, frozenset(identities[1:]))
 
 
 def list_loaded(optimizer: VotingBase) -> frozenset[str]:

@@ -16,7 +16,7 @@ from torch import nn
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import Contents, collect, digest_entries
 from distlion.checkpoint.folder import prune
-from distlion.checkpoint.identity import identify, list_loaded
+from distlion.checkpoint.identity import agree_on_identity, list_loaded
 from distlion.checkpoint.local import describe_local, take_apart
 from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.tensor_file import warn_if_unreadable
@@ -168,7 +168,7 @@ def save_checkpoint(
             shared,
             ownership,
             barrier,
-            identity=identify(votes),
+            identity=agree_on_identity(barrier, votes),
             loaded=list_loaded(votes),
             keep_last=keep_last,
             only_trained=only_trained,

@@ -44,7 +44,7 @@ class Writer:
         shared: Digests of the model's tensors that are equal on all processes.
         ownership: The momenta that are kept here.
         barrier: Barrier of all processes.
-        identity: The optimizer's identity, as this process knows it.
+        identity: The optimizer's identity, the same on all processes.
         loaded: The identities whose folder it may continue.
         keep_last: Complete checkpoints to keep; None for all.
         only_trained: Whether to leave out shared tensors that are not trained.
@@ -79,9 +79,8 @@ class Writer:
         """Write: 1 make a folder, 2 see who shares it, 3 write, 4 seal, 5 publish, 6 prune."""
         share, process = self._barrier.share, self._ownership.process
         # 1 make a folder
-        first = share(None, nonce=os.urandom(8).hex(), identity=self._identity)[0]
-        self._identity = first["identity"]
-        folder = self._root / f"{PARTIAL}step-{self._contents.step:012d}-{first['nonce']}"
+        nonce = share(None, nonce=os.urandom(8).hex())[0]["nonce"]
+        folder = self._root / f"{PARTIAL}step-{self._contents.step:012d}-{nonce}"
         _under_way.add(folder)
         try:
             share(attempt(lambda: self._enter(folder))[1])

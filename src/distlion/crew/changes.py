@@ -64,7 +64,7 @@ class Changes:
         self._epoch: Epoch | None = None
         self._reasons: dict[int, str] = {}
 
-    def note_loss(self, error: Exception, epoch: Epoch) -> None:
+    def note_loss(self, error: BaseException, epoch: Epoch) -> None:
         """Note why members of an epoch are lost.
 
         Args:

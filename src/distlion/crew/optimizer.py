@@ -16,6 +16,7 @@ from torch.distributed import DistError
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from distlion import faults
+from distlion.checkpoint.identity import hand_on_identities, take_identities
 from distlion.crew import handover
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.epoch import QUICK_S, Epoch, call_roll, connect, disconnect
@@ -23,6 +24,7 @@ from distlion.crew.groups import describe_groups, take_groups
 from distlion.crew.rendezvous import FormingError, MissingError
 from distlion.errors import (
     CorruptFrameError,
+    CrewError,
     EpochOverError,
     InvalidArgumentError,
     PeerLostError,
@@ -35,7 +37,7 @@ from distlion.exchange import with_error
 from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
 from distlion.options import AGREEMENT_KEY, NodePieces, Settings, ShardPieces, begin_momentum
-from distlion.session import Session, broadcast_tensor, name_worker
+from distlion.session import MomentumOwnership, Session, broadcast_tensor, name_worker
 from distlion.signals import deferred_signals
 from distlion.step import Ranks, StepInputs, is_dtensor
 from distlion.transport import watch_peers
@@ -89,7 +91,6 @@ class CrewLion(DistributedLion):
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         self._crew, self._buffers = crew, list(buffers)
         self._whole_epoch = 0
-        self._lost: tuple[int, ...] = ()
         self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, **options)
         if any(is_dtensor(param) for param in self._all_params()):
@@ -130,6 +131,20 @@ class CrewLion(DistributedLion):
         """Bytes and messages of this worker in all epochs, and the changes of members."""
         return replace(self._crew.changes.counted, **asdict(super().traffic))
 
+    @property
+    def momentum_ownership(self) -> MomentumOwnership:
+        """The momenta that this process keeps, for checkpoints.
+
+        Raises:
+            CrewError: It is in no epoch, so that the other workers cannot be asked.
+        """
+        if self._session.ranks.is_alone:
+            raise CrewError(
+                "this worker has left its crew, and a checkpoint needs all members; save and load "
+                "inside `with crew:`"
+            )
+        return super().momentum_ownership
+
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Do one step, or form the next epoch when members change.
 
@@ -145,8 +160,9 @@ class CrewLion(DistributedLion):
             CrewError: Too few workers are left, or the store is gone.
             StepError: As ``DistributedLion``, for errors that do not concern members.
         """
-        if self._session.lifecycle.is_dead or not self._session.lifecycle.is_ready:
-            self.form(self._lost, patience_s=self.patience_s)
+        lifecycle = self._session.lifecycle
+        if lifecycle.is_dead or not lifecycle.is_ready:
+            self._form_after(lifecycle.death)
             return False
         self._crew.carried.check()
         before = self.committed_step
@@ -156,13 +172,17 @@ class CrewLion(DistributedLion):
             self.form((), patience_s=self.patience_s)
             return False
         except (*_LOST, CorruptFrameError) as error:
-            self._lost = _find_lost(error)
-            self._crew.changes.note_loss(error, self._crew.epoch)
             if self.committed_step == before:
-                self.form(self._lost, patience_s=self.patience_s)
+                self._form_after(error)
                 return False
             # The step was committed, and a later part failed: the next call forms an epoch.
         return True
+
+    def _form_after(self, error: BaseException | None) -> None:
+        """Form the next epoch after the error that ended this one; None if there was none."""
+        if error is not None:
+            self._crew.changes.note_loss(error, self._crew.epoch)
+        self.form(_find_lost(error), patience_s=self.patience_s)
 
     def _gather_inputs(self) -> StepInputs:
         """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
@@ -180,9 +200,7 @@ class CrewLion(DistributedLion):
         """
         try:
             super().zero_grad(set_to_none)
-        except (EpochOverError, CorruptFrameError, *_LOST) as error:
-            self._lost = _find_lost(error)
-            self._crew.changes.note_loss(error, self._crew.epoch)
+        except (EpochOverError, CorruptFrameError, *_LOST):
             Optimizer.zero_grad(self, set_to_none)
 
     def form(self, lost: Collection[int], *, patience_s: float = QUICK_S) -> None:
@@ -261,7 +279,6 @@ class CrewLion(DistributedLion):
     def _let_go(self) -> None:
         """Drop the connections of the present epoch."""
         before = self._session
-        self._lost = ()
         self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
         disconnect(has_failed=before.lifecycle.is_dead)
 
@@ -343,6 +360,7 @@ class CrewLion(DistributedLion):
         return {
             "groups": describe_groups(self.param_groups),
             "carried": self._crew.carried.describe(),
+            "checkpoints": hand_on_identities(self),
         }
 
     def _take_given(self, given: Mapping[str, Any]) -> None:
@@ -358,6 +376,7 @@ class CrewLion(DistributedLion):
                 for group in given["groups"]
             ]
             self._crew.carried.take(given["carried"])
+            take_identities(self, given["checkpoints"])
 
     def _fetch_momenta(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
         """Return a newcomer's momenta, from members that have them."""
@@ -390,7 +409,7 @@ class CrewLion(DistributedLion):
         self._known_step = self.committed_step
 
 
-def _find_lost(error: Exception) -> tuple[int, ...]:
+def _find_lost(error: BaseException | None) -> tuple[int, ...]:
     """Return the ranks that all others know to be gone.
 
     Only the receiver of damaged bytes may know of them, so these name nobody here.

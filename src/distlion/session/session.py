@@ -231,9 +231,10 @@ class Session:
 
         Raises:
             ProcessGroupError: This optimizer is dead, or its group is gone.
+            PeerLostError: This member of a crew waits for the next epoch.
             InvalidArgumentError: Votes of a step are under way.
         """
-        self.lifecycle.check_usable()
+        self.lifecycle.check_usable(call)
         if self.sharding is not None and added is not None:
             self.sharding.check(added)
         if self.overlap is not None and self.overlap.has_begun:

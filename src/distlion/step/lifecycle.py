@@ -27,7 +27,8 @@ class Lifecycle:
 
         alive ──exchange──► alive      the exchange ended, or all workers raised the same
                         └─► dead       it was left by any other error: peers are at unknown places;
-                                       or a signal's exception came meanwhile, and ends this worker
+                                       or a signal's exception came meanwhile, and ends this worker;
+                                       a member of a crew is dead until the next epoch
         alive ──commit────► alive
                         └─► torn       an exception (Ctrl-C twice, no memory) cut the commit short
 
@@ -37,6 +38,7 @@ class Lifecycle:
     Attributes:
         is_ready: Whether its parameters have been put into buckets.
         is_torn: Whether a commit has begun and not ended: parameters are between two steps.
+        death: The error that left this optimizer dead; None before.
         number: Number of the optimizer among all on its process group.
         afterwards: Calls to make once the exchange under way has ended well. A warning that is made
             an error then ends nothing.
@@ -49,6 +51,7 @@ class Lifecycle:
         self._under_way: str | None = None
         self._process_id = os.getpid()
         self._cause_of_death: str | None = None
+        self.death: BaseException | None = None
         self.is_torn = self.is_ready = False
         self.afterwards: list[Callable[[], None]] = []
 
@@ -57,10 +60,14 @@ class Lifecycle:
         """True if an exchange has failed."""
         return self._cause_of_death is not None
 
-    def check_usable(self) -> None:
+    def check_usable(self, what: str = "this call") -> None:
         """Check that collectives may begin.
 
+        Args:
+            what: The call that is to make them, for errors.
+
         Raises:
+            PeerLostError: An exchange of this member of a crew failed before.
             ProcessGroupError: An exchange failed before, this is a fork of the process, or the
                 group is not the original one.
             ConcurrentCallError: A call is under way, on another thread or further up the stack.
@@ -71,10 +78,7 @@ class Lifecycle:
                 "up the stack; make one call at a time"
             )
         if self._cause_of_death is not None:
-            raise ProcessGroupError(
-                f"this optimizer is dead: {self._cause_of_death}; restart the workers from a "
-                "checkpoint"
-            )
+            raise self._make_dead_error(what)
         if os.getpid() != self._process_id:
             raise ProcessGroupError(
                 f"this optimizer was made in process {self._process_id} and cannot vote in its "
@@ -86,6 +90,20 @@ class Lifecycle:
                 f"({self._watch.turns.failure}); restart the workers from a checkpoint"
             )
         self._check_group()
+
+    def _make_dead_error(self, what: str) -> DistlionError:
+        """Make the error of a call after an exchange has failed; members of a crew may go on."""
+        if self._ranks.are_members:
+            return PeerLostError(
+                f"[rank {self._ranks.rank}] {what} was not made, because members are lost: "
+                f"{self._cause_of_death}. The next step() forms an epoch without them (with local "
+                "steps, the next vote does). Make the call again after it",
+                rank=self._ranks.rank,
+                culprits=getattr(self.death, "culprits", ()),
+            )
+        return ProcessGroupError(
+            f"this optimizer is dead: {self._cause_of_death}; restart the workers from a checkpoint"
+        )
 
     def _check_group(self) -> None:
         ready = dist.is_available() and dist.is_initialized()
@@ -120,9 +138,10 @@ class Lifecycle:
         are told that this worker leaves: after the exchange, or during it by an error of its own.
 
         Raises:
-            ProcessGroupError, ConcurrentCallError: As ``check_usable``.
+            PeerLostError, ProcessGroupError, ConcurrentCallError: As ``check_usable``. A member of
+                a crew that cannot connect with the others raises PeerLostError too.
         """
-        self.check_usable()
+        self.check_usable(what)
         self.afterwards.clear()
         with deferred_signals(what) if self.is_ready else nullcontext(Deferral(what)) as signals:
             self._under_way = what
@@ -137,6 +156,8 @@ class Lifecycle:
                     error.args = (f"{error}. {what} must be called by every rank",)
                 if not (isinstance(error, DistlionError) and error.is_recoverable):
                     self._die(f"{what} failed ({name_error(error)})", error)
+                if isinstance(error, ProcessGroupError) and self._ranks.are_members:
+                    raise self._make_dead_error(what) from error
                 raise
             finally:
                 self._under_way = None
@@ -155,6 +176,7 @@ class Lifecycle:
             has_completed: Whether this worker did its part of the exchange.
         """
         self._cause_of_death = self._cause_of_death or cause
+        self.death = self.death or error
         if self._watch is None or self._ranks.is_alone:
             return
         # distlion's errors are raised or noticed by all workers; a device fails on one of them.

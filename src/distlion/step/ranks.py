@@ -78,6 +78,11 @@ class Ranks:
         """True if there are no other voters."""
         return self.n_ranks == 1
 
+    @cached_property
+    def are_members(self) -> bool:
+        """True if they are the members of an epoch of a crew: the next epoch may have others."""
+        return self.members is not None and self.members.epoch > 0
+
     @property
     def node_size(self) -> int:
         """Number of ranks of a node; 1 without nodes."""
