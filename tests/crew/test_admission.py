@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -16,13 +17,14 @@ from distlion.crew import admission, epoch, lifeline, lookout
 from distlion.crew.admission import Ask, ask, list_asks
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
+from distlion.crew.signed_store import SignedStore
 from distlion.errors import CrewError
 
 SETTINGS = 17
 
 
-def make_store() -> Any:
-    return dist.HashStore()  # type: ignore[attr-defined]
+def make_store(secret: bytes = b"of this test", plain: Any = None) -> SignedStore:
+    return SignedStore(plain or dist.HashStore(), secret)  # type: ignore[attr-defined]
 
 
 def make_member(identity: int, *, settings: int = SETTINGS, epoch: int = 3) -> Member:
@@ -31,7 +33,7 @@ def make_member(identity: int, *, settings: int = SETTINGS, epoch: int = 3) -> M
 
 def make_epoch(store: Any, *ids: int) -> Epoch:
     members = tuple(make_member(each) for each in ids)
-    return Epoch(3, members, 0, dist.PrefixStore("epoch 3", store))  # type: ignore[attr-defined]
+    return Epoch(3, members, 0, store.at("epoch 3"))
 
 
 def make_rendezvous(store: Any, places: int = 9) -> Any:
@@ -166,12 +168,87 @@ def test_what_is_no_ask_is_left_out_and_logged(
     listed: str, n_left_out: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = make_store()
-    store.set("asking", listed)
+    store.plain.set("asking", listed)
     assert list_asks(store) == []
     assert len(caplog.records) == n_left_out
     assert "in an unknown format" in caplog.text
     made = put_ask(store, 3, make_member(7), is_ready=False)
     assert list_asks(store) == [made]
+
+
+def test_one_with_another_secret_is_seen_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admission, "SEEN_S", 0.1)
+    store = make_store()
+    stranger = make_store(b"another", store.plain)
+    put_ask(stranger, 1, make_member(7), is_ready=True)
+    look, members = make_lookout(store), make_epoch(store, 0, 1)
+    assert not look._look_for_asks(members)
+    assert not store.check([Ask(1, make_member(7)).seen])
+    assert "worker 7 (host, process 107) asks the crew with another secret" in caplog.text
+    look.ended.set()
+
+
+def test_a_forged_ask_has_no_signature_that_fits() -> None:
+    store = make_store()
+    made = put_ask(store, 1, make_member(7), is_ready=True)
+    (ask,) = json.loads(store.plain.get("asking"))
+    for forged in ({**ask, "number": 2}, {**ask, "member": make_member(8).describe()}):
+        store.plain.set("asking", json.dumps([forged]))
+        assert list_asks(store) == []
+    store.plain.set("asking", json.dumps([ask]))
+    assert list_asks(store) == [made]
+
+
+def test_a_value_that_nobody_of_the_run_has_written_is_named() -> None:
+    store = make_store()
+    store.set("begun", "abc")
+    with pytest.raises(CrewError, match=r"'begun' = 'abc', which this worker cannot read"):
+        store.read("begun", int)
+    store.plain.set("begun", "3")
+    with pytest.raises(CrewError, match=r"'begun' = '3', which was not signed with the secret"):
+        store.read("begun", int)
+    for other in (store.at("epoch 3"), make_store(b"another", store.plain)):
+        other.set("begun", "3")
+        assert other.get("begun") == "3"
+        store.plain.set("begun", other.plain.get("begun"))
+        with pytest.raises(CrewError, match="same secret"):
+            store.get("begun")
+        with pytest.raises(CrewError, match="same secret"):
+            store.compare_set("begun", "3", "4")
+
+
+@pytest.mark.parametrize(
+    ("culprits", "blamed"), [((3,), (3,)), ((), (2, 3)), ((0, 1), (2, 3)), ((1, 2), (2,))]
+)
+def test_only_those_that_join_are_blamed(culprits: Any, blamed: Any) -> None:
+    """Rank 2 was stopped and comes back, rank 3 is new."""
+    members = tuple(make_member(each, epoch=3 * (each < 3)) for each in range(4))
+    found = Epoch(4, members, 0, make_store(), guests=(2, 3))
+    assert found.find_misfits(culprits) == blamed
+    first = Epoch(1, tuple(make_member(each, epoch=0) for each in range(2)), 0, make_store())
+    assert first.find_misfits((1,)) == ()
+
+
+def test_a_lookout_says_which_value_it_cannot_read() -> None:
+    store = make_store()
+    store.plain.set("begun", "abc")
+    look = lookout.Lookout(make_rendezvous(store), 0)
+    look._rendezvous.find_last_begun = lambda: store.read("begun", int)  # type: ignore[method-assign]
+    look._look(make_epoch(store, 0, 1))
+    with pytest.raises(CrewError, match="'begun' = 'abc'"):
+        _ = look.wants_change
+    look.ended.set()
+
+
+def test_one_that_has_trained_leaves_out_a_worker_of_a_round_that_it_cannot_read() -> None:
+    store, own = make_store(), make_member(0)
+    store.set("member/0", json.dumps(own.describe()))
+    store.set("member/1", json.dumps({"id": 1, "name": "of another version"}))
+    assert epoch._read_members(store, ["member/0", "member/1"], own) == [own]
+    with pytest.raises(CrewError, match="the same distlion"):
+        epoch._read_members(store, ["member/0", "member/1"], make_member(2, epoch=0))
 
 
 def test_the_roll_has_one_outcome() -> None:

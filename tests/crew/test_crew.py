@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 from base64 import b64encode
 from collections import Counter
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import distlion
 from crews import OPTIONS, check_equal, host_store, make_crew, start, train
-from distlion.crew import CrewSampler
+from distlion.crew import CrewSampler, lifeline
 from distlion.crew.carried import CarriedState, decode_state, encode_state
 from distlion.errors import CrewError
 
@@ -62,8 +64,49 @@ def test_without_a_store_the_error_says_how_to_start_one() -> None:
 
 
 @pytest.mark.parametrize(
+    "endpoint",
+    ["", "::1", "host", "host:", ":29400", "host:abc", "host:70000", "host:0", "[::1]", "a b:1"],
+)
+def test_an_address_without_host_or_port_is_refused(endpoint: str) -> None:
+    with pytest.raises(distlion.errors.InvalidArgumentError) as caught:
+        distlion.Crew(endpoint, secret="of this test")
+    assert f"endpoint={endpoint!r}: expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", [29400, None, b"host:29400", ("host", 29400)])
+def test_an_address_that_is_no_text_is_refused(endpoint: Any) -> None:
+    with pytest.raises(distlion.errors.UnsupportedTypeError) as caught:
+        distlion.Crew(endpoint, secret="of this test")
+    assert f"endpoint={endpoint!r}: expected" in str(caught.value)
+
+
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    store = dist.TCPStore("::1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    crew = distlion.Crew(f"[::1]:{store.port}", secret="of this test", store_timeout_s=30)
+    assert crew.id == 0
+    crew._rendezvous.end()
+
+
+def test_the_limit_of_a_silent_store_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, limits = host_store(), list[float]()
+    made = lifeline.Lifeline.__init__
+    monkeypatch.setattr(
+        lifeline.Lifeline,
+        "__init__",
+        lambda self, connect, limit_s: (limits.append(limit_s), made(self, connect, limit_s))[1],
+    )
+    crew = make_crew(store.port, store_timeout_s=33)
+    assert limits == [33]
+    assert crew._rendezvous.store.plain.timeout.total_seconds() == 33
+    crew._rendezvous.end()
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"store_timeout_s": 0}, "store_timeout_s=0"),
         ({"min_workers": 1}, "min_workers=1"),
         ({"min_workers": 4, "max_workers": 3}, "max_workers=3"),
         ({"newcomers": "ones"}, "newcomers='ones'"),

@@ -21,6 +21,7 @@ from crews import (
     start,
     train,
 )
+from distlion.checkpoint.identity import identify, list_loaded, note_loaded
 from distlion.crew import CrewLion
 from distlion.crew.admission import list_asks
 from distlion.errors import CrewError
@@ -33,9 +34,11 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
     crew = make_crew(port, min_workers=2, max_workers=size, newcomers=newcomers)
     goal = 400
     momenta: list[torch.Tensor] = []
+    owners: list[tuple[str, frozenset[str]]] = []
 
     def note(optimizer: CrewLion) -> None:
         if optimizer.committed_step == STRUCK_AT:
+            note_loaded(optimizer, frozenset({"resumed"}))  # as if the crew had loaded a checkpoint
             store.set("come", "")
         # Others wait here for the newcomer: otherwise they might have finished before it came.
         await_members(crew, size if optimizer.committed_step == goal - 1 else 0)
@@ -44,8 +47,10 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
                 optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"].clone()
             )
 
+        owners[:] = [(identify(optimizer), list_loaded(optimizer))]
+
     result = train(crew, OPTIONS[name], seed=rank, size=size - 1, goal=goal, each=note)
-    return {**result, "momentum": momenta[0]}
+    return {**result, "momentum": momenta[0], "owner": owners[0]}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,8 @@ def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) 
     (formed,) = last["formed"]
     there = "worker 0 (there before), worker 1 (there before)"
     assert formed.endswith(f"came: {there}, worker {last['id']} (new)")
+    assert last["owner"] in [result["owner"] for result in results[:-1]]
+    assert last["owner"][1] == {"resumed"}
     momenta = [result["momentum"] for result in results]
     if newcomers == "zeros":
         assert not momenta[-1].any()

@@ -95,7 +95,8 @@ def make_control(port: int) -> Any:
 def join_from(plan: LabPlan, host: int, port: int, **options: Any) -> Any:
     """Make the crew of a worker on a host."""
     enter(plan, host)
-    return make_crew(port, host=plan.address(STORE_HOST), min_workers=2, **options)
+    host = plan.address(STORE_HOST)
+    return make_crew(port, host=host, min_workers=2, store_timeout_s=5, **options)
 
 
 def start_on(lab: Lab, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from distlion.crew.rendezvous import (
     TooFewError,
     _find_keep_alive,
 )
+from distlion.crew.signed_store import SignedStore
 
 
 def make_rendezvous(port: int) -> Rendezvous:
@@ -102,7 +103,8 @@ def test_a_word_of_the_living_is_heard() -> None:
 
 def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:
     store = host_store()
-    client = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
+    connection = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
+    client = SignedStore(connection, b"of this test")
     state: dict[str, Any] = {"losses": "é" * (9 << 20), "steps": [1, 2]}
     handover.give(client, state)
     taken = handover.take(client, limit_s=5, is_over=lambda: False)
@@ -112,7 +114,7 @@ def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:
 
 
 def test_what_is_not_handed_over_is_not_waited_for() -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    store = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]
     with pytest.raises(FormingError, match="is gone"):
         handover.take(store, limit_s=60, is_over=lambda: True)
     with pytest.raises(FormingError, match="is gone"):

@@ -51,7 +51,7 @@ def lose_store(rank: int, size: int, port: int, how: signal.Signals, folder: str
     if rank == size - 1:
         return keep_store(control)
     pid, crew_port = int(control.get("pid")), int(control.get("port"))
-    model, crew = make_model(rank), make_crew(crew_port, min_workers=size - 1)
+    model, crew = make_model(rank), make_crew(crew_port, min_workers=size - 1, store_timeout_s=5)
     digests: dict[int, bytes] = {}
 
     def act(optimizer: CrewLion) -> None:

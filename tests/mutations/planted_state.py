@@ -88,9 +88,9 @@ STATES = (
     ),
     Mutation(
         "every process saves with an identity of its own",
-        "checkpoint/writer.py",
-        'self._identity = first["identity"]',
-        "pass",
+        "checkpoint/identity.py",
+        'barrier.share(None, identity=identify(optimizer))[0]["identity"]',
+        "identify(optimizer)",
         (f"{ALL}the_folder_of_another_optimizer_is_refused_on_every_rank_until_it_is_loaded",),
     ),
     Mutation(

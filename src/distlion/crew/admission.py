@@ -6,19 +6,21 @@
     ◄────────────────────────────── the next epoch, with this worker in it
 
 All of it takes a few keys in the store, so that members are held up for milliseconds. If nobody has
-seen it, the worker goes to the rendezvous.
+seen it, the worker goes to the rendezvous. Members see nobody who signs with another secret.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from distlion.crew.member import STRANGER, Member
+from distlion.crew.signed_store import SignedStore
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")
@@ -41,6 +43,12 @@ class Ask:
     number: int
     member: Member
 
+    def describe(self, store: SignedStore) -> dict[str, Any]:
+        """Return it in the form that the store keeps, signed."""
+        member = self.member.describe()
+        signature = store.sign(f"ask/{self.number}", json.dumps(member))
+        return {"number": self.number, "member": member, "signature": signature}
+
     @property
     def seen(self) -> str:
         """The key of the latest sign that a member has seen the ask."""
@@ -57,7 +65,7 @@ class Ask:
         return f"ask/{self.number}/answer"
 
 
-def ask(store: Any, own: Member) -> dict[str, Any] | None:
+def ask(store: SignedStore, own: Member) -> dict[str, Any] | None:
     """Ask the members that train to let this worker in, and wait for the next epoch.
 
     Args:
@@ -70,11 +78,11 @@ def ask(store: Any, own: Member) -> dict[str, Any] | None:
     Raises:
         CrewError: They train with other parameters or settings.
     """
-    mine = Ask(int(store.add(_NUMBERS, 1)), own)
+    mine = Ask(store.add(_NUMBERS, 1), own)
     _change(store, lambda asks: [*asks, mine])
-    deadline_s, heard = time.monotonic() + SEEN_S, b""
+    deadline_s, heard = time.monotonic() + SEEN_S, ""
     while not store.check([mine.answer]):
-        word = store.get(mine.seen) if store.check([mine.seen]) else b""
+        word = store.get(mine.seen) if store.check([mine.seen]) else ""
         if word != heard:
             store.set(mine.ready, word)
             deadline_s, heard = time.monotonic() + SEEN_S, word
@@ -84,18 +92,18 @@ def ask(store: Any, own: Member) -> dict[str, Any] | None:
         time.sleep(_POLL_S)
     if not store.check([mine.answer]):
         return None
-    found: dict[str, Any] = json.loads(store.get(mine.answer))
+    found: dict[str, Any] = store.read(mine.answer, json.loads)
     if not found:
         raise CrewError(STRANGER)
     return found
 
 
-def list_asks(store: Any) -> list[Ask]:
+def list_asks(store: SignedStore) -> list[Ask]:
     """Return all asks without an answer."""
-    return _read(store.get(_ASKING)) if store.check([_ASKING]) else []
+    return _read(store, store.plain.get(_ASKING)) if store.check([_ASKING]) else []
 
 
-def list_ready(store: Any, settings: int) -> list[Ask]:
+def list_ready(store: SignedStore, settings: int) -> list[Ask]:
     """Return the asks of workers that are ready and have the members' parameters and settings."""
     return [
         each
@@ -104,33 +112,33 @@ def list_ready(store: Any, settings: int) -> list[Ask]:
     ]
 
 
-def answer(store: Any, asks: Sequence[Ask], decision: dict[str, Any]) -> None:
+def answer(store: SignedStore, asks: Sequence[Ask], decision: dict[str, Any]) -> None:
     """Tell these workers the next epoch; an empty decision refuses them as strangers."""
     for each in asks:
         store.set(each.answer, json.dumps(decision))
     withdraw(store, asks)
 
 
-def withdraw(store: Any, asks: Sequence[Ask]) -> None:
+def withdraw(store: SignedStore, asks: Sequence[Ask]) -> None:
     """Remove these asks from the list."""
     if asks:
         gone = {each.number for each in asks}
         _change(store, lambda found: [each for each in found if each.number not in gone])
 
 
-def _change(store: Any, change: Callable[[list[Ask]], list[Ask]]) -> None:
-    """Change the list of asks, which others may change at the same time."""
-    before = store.get(_ASKING).decode() if store.check([_ASKING]) else ""
+def _change(store: SignedStore, change: Callable[[list[Ask]], list[Ask]]) -> None:
+    """Change the list of asks, which others may change at the same time; each ask is signed."""
+    before = store.plain.get(_ASKING).decode() if store.check([_ASKING]) else ""
     while True:
-        after = json.dumps([asdict(each) for each in change(_read(before))])
-        found = store.compare_set(_ASKING, before, after).decode()
+        after = json.dumps([each.describe(store) for each in change(_read(store, before))])
+        found = store.plain.compare_set(_ASKING, before, after).decode()
         if found == after:
             return
         before = found
 
 
-def _read(text: str | bytes) -> list[Ask]:
-    """Read the asks; unreadable ones, as from another version, are skipped and logged."""
+def _read(store: SignedStore, text: str | bytes) -> list[Ask]:
+    """Read the asks; those of another version, or signed with another secret, are left out."""
     asks = []
     try:
         listed = json.loads(text) if text else []
@@ -138,7 +146,12 @@ def _read(text: str | bytes) -> list[Ask]:
         listed = text
     for each in listed if isinstance(listed, list) else [listed]:
         try:
-            asks.append(Ask(each["number"], Member(**each["member"])))
+            found, signature = Ask(each["number"], Member(**each["member"])), each["signature"]
         except (KeyError, TypeError):
             logger.warning("a worker asks the crew in an unknown format: %r", each)
+            continue
+        if hmac.compare_digest(found.describe(store)["signature"], signature):
+            asks.append(found)
+        else:
+            logger.warning("%s asks the crew with another secret", found.member)
     return asks

@@ -115,10 +115,10 @@ class Changes:
         """Explain why a member of the last epoch is gone, in its own words or from observation."""
         seen, key = self._reasons.get(identity, _UNKNOWN), _name_goodbye(identity)
         assert self._epoch is not None  # it was a member
-        with suppress(DistError):  # a store that is gone is noticed where it is needed
+        # These are words for the log: a store that is gone is noticed where it is needed.
+        with suppress(DistError, CrewError):
             if self._epoch.store.check([key]):
-                said = self._epoch.store.get(key).decode(errors="replace")
-                return f"left by itself, {_shorten(said)}"
+                return f"left by itself, {_shorten(self._epoch.store.get(key))}"
         return seen
 
 

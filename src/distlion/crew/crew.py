@@ -19,6 +19,7 @@ from distlion.crew.admission import ask
 from distlion.crew.carried import Carried, CarriedState
 from distlion.crew.changes import Changes
 from distlion.crew.ending import have_all_finished
+from distlion.crew.endpoint import parse_endpoint
 from distlion.crew.epoch import (
     QUICK_S,
     Epoch,
@@ -33,9 +34,10 @@ from distlion.crew.lookout import Lookout
 from distlion.crew.member import Member, describe_self
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.patience import Patience
-from distlion.crew.rendezvous import MOST_WORKERS, Rendezvous, TooFewError
+from distlion.crew.rendezvous import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, TooFewError
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.options import Newcomers, check_newcomers
+from distlion.step import check_positive
 
 logger = logging.getLogger("distlion")
 
@@ -51,7 +53,8 @@ class Crew:
     epochs parameters are copied bit for bit from the most advanced worker.
 
     Args:
-        endpoint: "host:port" of a store that outlives workers: ``distlion crew --port 29400``.
+        endpoint: "host:port" of a store that outlives workers: ``distlion crew --port 29400``. An
+            IPv6 address stands in brackets: "[::1]:29400".
         min_workers: Fewest workers that train, 2 or more; fewer wait for others. With more than
             half of all workers, a network that splits cannot continue as two runs.
         max_workers: Most workers that train.
@@ -61,9 +64,11 @@ class Crew:
         newcomers: A newcomer's first momentum: "zeros", the one of the "donor" that gives it its
             parameters, or the "mean" of all others.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
+        store_timeout_s: Seconds that the store may be silent before all workers stop.
 
     Raises:
         InvalidArgumentError: A value is out of range.
+        UnsupportedTypeError: The endpoint is not text.
         CrewError: No store answers at the endpoint.
 
     Notes:
@@ -89,13 +94,16 @@ class Crew:
         secret: str | None = None,
         newcomers: Newcomers = "zeros",
         wait_timeout_s: float = 600,
+        store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
+        parse_endpoint(endpoint)
         if not 2 <= min_workers <= max_workers <= MOST_WORKERS:
             raise InvalidArgumentError(
                 f"min_workers={min_workers}, max_workers={max_workers}: expected 2 <= min_workers "
                 f"<= max_workers <= {MOST_WORKERS}; a single worker trains with distlion.Lion"
             )
         check_newcomers(newcomers)
+        check_positive("store_timeout_s", store_timeout_s)
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
@@ -114,6 +122,7 @@ class Crew:
             secret=secret,
             min_workers=min_workers,
             max_workers=max_workers,
+            store_timeout_s=store_timeout_s,
         )
         try:
             self._id = take_id(self._rendezvous.store)

@@ -22,7 +22,7 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
         optimizer: This worker's optimizer.
     """
     limit_s = optimizer.silence_s
-    heard: dict[str, tuple[bytes, float]] = {}
+    heard: dict[str, tuple[str, float]] = {}
     epoch.store.set(f"finished/{epoch.members[epoch.place].id}", "")
     left = [str(member.id) for member in epoch.members]
     while left := [each for each in left if not epoch.store.check([f"finished/{each}"])]:
@@ -30,7 +30,7 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
             return False
         now_s = time.monotonic()
         for each in left:
-            word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else b""
+            word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else ""
             if each not in heard or heard[each][0] != word:
                 heard[each] = word, now_s
             elif now_s - heard[each][1] > limit_s:

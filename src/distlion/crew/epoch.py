@@ -12,11 +12,12 @@ few, they go back to the rendezvous, which takes seconds.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,9 +27,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from distlion.crew.admission import answer, list_ready
 from distlion.crew.member import STRANGER, Member
 from distlion.crew.rendezvous import FormingError, MissingError, OthersTrainError, Rendezvous
+from distlion.crew.signed_store import SignedStore
 from distlion.errors import CrewError
 from distlion.transport import drop_store, keep, keep_store, watch_peers
 from distlion.vote import Roster
+
+logger = logging.getLogger("distlion")
 
 QUICK_S = 1.5
 """Seconds that the members of an epoch wait for each other once they know that it has ended."""
@@ -56,7 +60,7 @@ class Epoch:
     number: int
     members: tuple[Member, ...]
     place: int
-    store: Any
+    store: SignedStore
     guests: tuple[int, ...] = ()
 
     @property
@@ -75,6 +79,19 @@ class Epoch:
     def has_newcomers(self) -> bool:
         """True if some member is a newcomer without state."""
         return any(member.epoch == 0 for member in self.members)
+
+    def find_misfits(self, culprits: Collection[int]) -> tuple[int, ...]:
+        """Find the ranks to blame where members differ: only ones that join others that train.
+
+        Args:
+            culprits: Ranks that differ from the majority, which may be of newcomers.
+
+        Returns:
+            The ranks without which the others go on; none where nobody has trained before.
+        """
+        new = {rank for rank, each in enumerate(self.members) if each.epoch == 0}
+        joining = new | set(self.guests) if self.members[0].epoch else set()
+        return tuple(sorted(joining & set(culprits) or joining))
 
     @property
     def has_laggards(self) -> bool:
@@ -104,9 +121,9 @@ class Epoch:
         return self.is_behind or (self.place > 0 and not self.members[0].epoch)
 
 
-def take_id(store: Any) -> int:
+def take_id(store: SignedStore) -> int:
     """Return a number that is unique in the run."""
-    return int(store.add(_IDS, 1)) - 1
+    return store.add(_IDS, 1) - 1
 
 
 def meet(
@@ -128,15 +145,17 @@ def meet(
     """
     found = rendezvous.join(limit_s, last)
     try:
-        found.store.set(f"member/{found.place}", json.dumps(asdict(own)))
+        found.store.set(f"member/{found.place}", json.dumps(own.describe()))
         keys = [f"member/{place}" for place in range(found.size)]
         _await(found.store, keys, FACTS_S)
-        members = [Member(**json.loads(found.store.get(key))) for key in keys]
+        members = _read_members(found.store, keys, own)
         if found.place == 0:
             number = 0 if _are_outside(rendezvous, members) else rendezvous.store.add(_EPOCHS, 1)
             found.store.set("epoch", str(number))
         _await(found.store, ["epoch"], FACTS_S)
-        number = int(found.store.get("epoch"))
+        number = found.store.read("epoch", int)
+    except CrewError:
+        raise
     except RuntimeError as error:
         raise FormingError(str(error)) from error
     if not number:
@@ -145,6 +164,23 @@ def meet(
     if len(members) < min_workers:
         raise FormingError("too few workers are left with the same settings")
     return _make(rendezvous.store, number, members, own)
+
+
+def _read_members(store: SignedStore, keys: Collection[str], own: Member) -> list[Member]:
+    """Read the workers of a round; one that has trained leaves out those that it cannot read.
+
+    Raises:
+        CrewError: A worker that has not trained cannot read one.
+    """
+    members = []
+    for key in keys:
+        try:
+            members.append(store.read(key, Member.parse))
+        except CrewError as error:
+            if own.epoch == 0:
+                raise
+            logger.warning("a worker of this round is left out: %s", error)
+    return members
 
 
 def _are_outside(rendezvous: Rendezvous, members: Collection[Member]) -> bool:
@@ -201,19 +237,21 @@ def follow(
         return None
     store, keys = before.store, [f"next/{each}" for each in left]
     try:
-        store.set(f"next/{own.id}", json.dumps(asdict(own)))
+        store.set(f"next/{own.id}", json.dumps(own.describe()))
         while not store.check(keys) and not store.check([_DECISION]):
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
         there = [key for key in keys if store.check([key])]
         if not store.check([_DECISION]) and len(there) >= min_workers:
-            _decide(rendezvous, before, [json.loads(store.get(key)) for key in there])
+            _decide(rendezvous, before, [store.read(key, json.loads) for key in there])
         if not store.check([_DECISION]):
             store.delete_key(f"next/{own.id}")  # later ones must not count on this worker
             if not store.check([_DECISION]):
                 return None
-        decision = json.loads(store.get(_DECISION))
+        decision = store.read(_DECISION, json.loads)
+    except CrewError:
+        raise
     except RuntimeError:
         return None
     return read_decision(rendezvous, decision, own)
@@ -229,12 +267,12 @@ def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]
     """
     settings = before.members[before.place].settings
     asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
-    members = [*records, *(asdict(each.member) for each in asks)]
+    members = [*records, *(each.member.describe() for each in asks)]
     guests = [each.member.id for each in asks]
     number = rendezvous.store.add(_EPOCHS, 1)
     decision = {"epoch": number, "members": members, "guests": guests}
     proposal = json.dumps(decision)
-    if before.store.compare_set(_DECISION, "", proposal).decode() == proposal:
+    if before.store.compare_set(_DECISION, "", proposal) == proposal:
         answer(rendezvous.store, asks, decision)
 
 
@@ -259,7 +297,7 @@ def is_left_out(before: Epoch, own: Member) -> bool:
     """Return whether this worker's last fellow members have decided on an epoch without it."""
     if not before.store.check([_DECISION]):
         return False
-    records = json.loads(before.store.get(_DECISION))["members"]
+    records = before.store.read(_DECISION, json.loads)["members"]
     return own.id not in [record["id"] for record in records]
 
 
@@ -272,16 +310,19 @@ def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Memb
 
 
 def _make(
-    store: Any, number: int, members: list[Member], own: Member, guests: Collection[int] = ()
+    store: SignedStore,
+    number: int,
+    members: list[Member],
+    own: Member,
+    guests: Collection[int] = (),
 ) -> Epoch:
     ordered = sorted(members, key=lambda member: (*[-each for each in member.progress], member.id))
     place = [member.id for member in ordered].index(own.id)
-    part = PrefixStore(f"epoch {number}", store)
     ranks = tuple(rank for rank, member in enumerate(ordered) if member.id in guests)
-    return Epoch(number, tuple(ordered), place, part, ranks)
+    return Epoch(number, tuple(ordered), place, store.at(f"epoch {number}"), ranks)
 
 
-def _await(store: Any, keys: list[str], limit_s: float) -> None:
+def _await(store: SignedStore, keys: list[str], limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     while not store.check(keys):
         if time.monotonic() > deadline_s:
@@ -299,7 +340,7 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
     Raises:
         FormingError: A member did not come to make it.
     """
-    store = PrefixStore("group", epoch.store)
+    store = PrefixStore("group", epoch.store.plain)
     try:
         with _same_excepthook():
             dist.init_process_group(

@@ -8,25 +8,26 @@ from typing import Any
 
 from distlion.crew.carried import decode_state, encode_state
 from distlion.crew.rendezvous import FormingError
+from distlion.crew.signed_store import SignedStore
 
 _PIECE = 4 << 20  # torch's store closes a connection on which more than 8 MiB come at once
 _NAME = "handover"
 
 
-def give(store: Any, state: Any) -> None:
+def give(store: SignedStore, state: Any) -> None:
     """Give the others a state, through the store of an epoch.
 
     Raises:
         CrewError: It holds a value that cannot be carried.
     """
-    text = encode_state(state).encode()
+    text = encode_state(state)  # ASCII
     pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
     for number, piece in enumerate(pieces):
         store.set(f"{_NAME}/{number}", piece)
     store.set(_NAME, str(len(pieces)))
 
 
-def take(store: Any, *, limit_s: float, is_over: Callable[[], bool]) -> Any:
+def take(store: SignedStore, *, limit_s: float, is_over: Callable[[], bool]) -> Any:
     """Wait for the state that is given, and return it.
 
     Args:
@@ -42,11 +43,11 @@ def take(store: Any, *, limit_s: float, is_over: Callable[[], bool]) -> Any:
         if time.monotonic() > deadline_s or is_over():
             raise FormingError("the most advanced worker is gone")
         time.sleep(0.005)
-    numbers = range(int(store.get(_NAME)))
-    return decode_state(b"".join(store.get(f"{_NAME}/{number}") for number in numbers).decode())
+    numbers = range(store.read(_NAME, int))
+    return decode_state("".join(store.get(f"{_NAME}/{number}") for number in numbers))
 
 
-def clear(store: Any) -> None:
+def clear(store: SignedStore) -> None:
     """Delete the given state, once all have it."""
-    for number in range(int(store.get(_NAME))):
+    for number in range(store.read(_NAME, int)):
         store.delete_key(f"{_NAME}/{number}")

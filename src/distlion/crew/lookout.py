@@ -38,7 +38,7 @@ class Lookout:
         self._changing = threading.Lock()
         self._trouble: CrewError | None = None
         self._is_asked = self._is_left_behind = False
-        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._heard: dict[int, tuple[str, float]] = {}
         self._has_trained = False
         self.ended = threading.Event()
         run_in_background(self._look_again, self.ended, "distlion crew")
@@ -91,6 +91,9 @@ class Lookout:
         try:
             is_left_behind = self._rendezvous.find_last_begun() > epoch.number
             is_asked = self._look_for_asks(epoch)
+        except CrewError as error:  # a stranger writes to the store
+            self._trouble = error
+            return
         except Exception as error:  # noqa: BLE001 it must not end this thread without a word
             self._trouble = CrewError(
                 f"the store of the crew is gone ({error}); start it again and resume all workers "
@@ -118,8 +121,8 @@ class Lookout:
         before, self._heard = self._heard, {}
         for ask in alike:
             store.set(ask.seen, f"{self._id} {self._n_looks}")
-            word = store.get(ask.ready) if store.check([ask.ready]) else b""
-            last = before.get(ask.number, (b"", now_s))
+            word = store.get(ask.ready) if store.check([ask.ready]) else ""
+            last = before.get(ask.number, ("", now_s))
             self._heard[ask.number] = last if word == last[0] else (word, now_s)
         withdraw(store, [ask for ask in alike if now_s - self._heard[ask.number][1] > _GONE_S])
         has_place = self._rendezvous.count_places(len(epoch.members)) > 0

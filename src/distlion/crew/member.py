@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 STRANGER = (
     "the crew trains with other settings, other parameters or another version of distlion than "
@@ -37,6 +39,19 @@ class Member:
     def progress(self) -> tuple[int, int, int]:
         """Its progress, for comparison: a later epoch wins, whatever the step."""
         return self.epoch, self.step, self.calls
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in the form that the store keeps."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, text: str) -> Member:
+        """Read it from the store.
+
+        Raises:
+            ValueError, TypeError: Another version has written it.
+        """
+        return cls(**json.loads(text))
 
     def __str__(self) -> str:
         return f"worker {self.id} ({self.host}, process {self.pid})"

@@ -30,10 +30,11 @@ from distlion.errors import (
     PeerLostError,
     ProcessGroupError,
     ReplicaMismatchError,
+    StepError,
     StepTimeoutError,
     UnsupportedTypeError,
 )
-from distlion.exchange import with_error
+from distlion.exchange import PROTOCOL_VERSION, with_error
 from distlion.failures import Status
 from distlion.optim import WORKER_KEY, DistributedLion
 from distlion.options import AGREEMENT_KEY, NodePieces, Settings, ShardPieces, begin_momentum
@@ -244,6 +245,14 @@ class CrewLion(DistributedLion):
                 self._set_back(error)
                 lost, patience_s = (), QUICK_S
                 continue
+            except StepError as error:
+                # A worker that joins has a fault that only the handshake finds.
+                blamed = () if epoch is None else epoch.find_misfits(error.culprits)
+                if epoch is None or not blamed or epoch.place in blamed:
+                    raise
+                logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
+                lost, patience_s = blamed, QUICK_S
+                continue
             seconds, longest_s = time.monotonic() - began_s, self._settings.group_timeout_s
             crew.enter(epoch, seconds=seconds, longest_operation_s=longest_s)
             return
@@ -274,7 +283,23 @@ class CrewLion(DistributedLion):
 
     def _digest_settings(self) -> int:
         """Digest the settings that must be equal on all members in all steps."""
-        return self._take_fingerprint(self._list_trainable()).digest([], [])
+        fingerprint = self._take_fingerprint(self._list_trainable())
+        return fingerprint.digest(self._list_crew_lines(), [])
+
+    def _list_crew_lines(self) -> list[str]:
+        """List lines, beside those of any optimizer, that must be equal on all members."""
+        return [
+            f"protocol version: {PROTOCOL_VERSION}",
+            f"newcomers: {self._crew.newcomers}",
+            *(
+                f"rule of group {number}: {group['aggregation']!r}"
+                for number, group in enumerate(self.param_groups)
+            ),
+            *(
+                f"buffer {number}: {tuple(each.shape)}, {each.dtype}"
+                for number, each in enumerate(self._buffers)
+            ),
+        ]
 
     def _let_go(self) -> None:
         """Drop the connections of the present epoch."""
@@ -335,6 +360,7 @@ class CrewLion(DistributedLion):
         new = [param.clone() for param in own] if epoch.takes_parameters else own
         trained = self._list_trainable()
         lines = self._take_fingerprint(trained).list_lines(self.param_groups)
+        lines += self._list_crew_lines()
         everything = dict(zip(new, names.values(), strict=True))
         session.join(lines, trained, everything, step=step, alike=epoch.most_advanced)
         self._fire_forming("broadcast")

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import DistStoreError
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -33,9 +32,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousBackend,
     RendezvousTimeout,
 )
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from distlion.crew.endpoint import parse_endpoint
 from distlion.crew.lifeline import Lifeline
+from distlion.crew.signed_store import SignedStore
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")
@@ -46,8 +46,8 @@ MISSED_KEEP_ALIVES = 6
 """Intervals of silence after which a worker is removed; it may just be busy, or starved."""
 LAST_CALL_S = 1.5
 """Seconds within which all waiting workers come, as they look once a second."""
-CONNECT_S = 5
-"""Seconds that a store may be silent."""
+STORE_TIMEOUT_S = 5.0
+"""Seconds that a store may be silent, unless the caller says otherwise."""
 _NAME_SERVERS_S = 30
 """Seconds for torch's lookup of the name of each address that it connects to."""
 _TRY_S = 0.1
@@ -161,7 +161,7 @@ class Round:
         size: Their number.
     """
 
-    store: Any
+    store: SignedStore
     place: int
     size: int
 
@@ -175,12 +175,14 @@ class Rendezvous:
         secret: Secret of the workers of the run.
         min_workers: Fewest workers in a round.
         max_workers: Most workers in a round; with so many it does not wait for more.
+        store_timeout_s: Seconds that the store may be silent.
 
     Attributes:
         store: The keys of this run, over a connection for this worker's own requests.
 
     Raises:
-        CrewError: No store answers at the endpoint.
+        InvalidArgumentError, UnsupportedTypeError: The endpoint is not of this form.
+        CrewError: No store answers there.
     """
 
     def __init__(
@@ -191,19 +193,22 @@ class Rendezvous:
         secret: str,
         min_workers: int,
         max_workers: int,
+        store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
+        self._address, self._store_timeout_s = parse_endpoint(endpoint), store_timeout_s
         self._min_workers, self._max_workers = min_workers, max_workers
         self._await_store()
         began_s = time.monotonic()
-        self._lifeline = Lifeline(self._connect, CONNECT_S)
+        self._lifeline = Lifeline(self._connect, store_timeout_s)
         # A read that waits blocks its connection, so heartbeats have their own.
-        self.store = PrefixStore(name_run(run_id), self._lifeline.connect())
         self._key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
+        keys = self._lifeline.connect()
+        self.store = SignedStore(keys, self._key, prefix=name_run(run_id))
         # Otherwise each round's first worker would open a port for a needless store.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._heartbeats, self._rounds = self._lifeline.connect(), self._lifeline.connect()
-        if (took_s := time.monotonic() - began_s) > CONNECT_S:
+        if (took_s := time.monotonic() - began_s) > store_timeout_s:
             logger.warning(
                 "it took %.0f s to connect to the store at %s: torch looks up the name of each "
                 "address, and a name server of this host seems not to answer (see "
@@ -240,11 +245,10 @@ class Rendezvous:
         Raises:
             CrewError: None does.
         """
-        address = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
-        until_s = time.monotonic() + CONNECT_S
+        until_s = time.monotonic() + self._store_timeout_s
         while True:
             try:
-                socket.create_connection(address, timeout=CONNECT_S).close()
+                socket.create_connection(self._address, timeout=self._store_timeout_s).close()
                 return
             except OSError as error:
                 if time.monotonic() + _TRY_S > until_s:
@@ -252,17 +256,17 @@ class Rendezvous:
             time.sleep(_TRY_S)
 
     def _connect(self) -> Any:
-        host, port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)
+        host, port = self._address
         limit = timedelta(seconds=_NAME_SERVERS_S)
         try:
             store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
         except (RuntimeError, ValueError) as error:
             raise self._make_no_store_error() from error
-        store.set_timeout(timedelta(seconds=CONNECT_S))
+        store.set_timeout(timedelta(seconds=self._store_timeout_s))
         return store
 
     def _make_no_store_error(self) -> CrewError:
-        port = parse_rendezvous_endpoint(self._endpoint, default_port=DEFAULT_PORT)[1]
+        port = self._address[1]
         return CrewError(
             f"no store answers at {self._endpoint} for the crew {self._run_id!r}; start one on a "
             f"host that stays: distlion crew --port {port}"
@@ -288,7 +292,7 @@ class Rendezvous:
             self._join_until_s = time.monotonic() + limit_s + _ROLL_BACK_S
             self._begun_before = last
             found = self._handler.next_rendezvous()
-        except FormingError:  # of this worker's own look
+        except (FormingError, CrewError):  # of this worker's own look
             self._handler = None
             raise
         except RendezvousTimeoutError as error:
@@ -302,6 +306,8 @@ class Rendezvous:
         except DistStoreError as error:
             # All wait here for the first one's address, which nobody needs.
             raise FormingError(str(error)) from error
+        except RendezvousStateError as error:
+            raise CrewError(str(error)) from error
         except (RendezvousError, RuntimeError) as error:
             raise CrewError(
                 f"the store at {self._endpoint} cannot be used ({error}); if it is gone, start it "
@@ -309,7 +315,7 @@ class Rendezvous:
             ) from error
         finally:
             self._begun_before = None
-        return Round(found.store, found.rank, found.world_size)
+        return Round(SignedStore(found.store, self._key), found.rank, found.world_size)
 
     def _look_at_others(self) -> None:
         """Give up this worker's wait once others have begun an epoch, or time is over."""
@@ -346,7 +352,7 @@ class Rendezvous:
 
         Later numbers may be given, but unused.
         """
-        return int(self.store.get(_BEGUN)) if self.store.check([_BEGUN]) else 0
+        return self.store.read(_BEGUN, int) if self.store.check([_BEGUN]) else 0
 
     def count_places(self, n_members: int) -> int:
         """Return how many more members there may be."""
@@ -355,7 +361,7 @@ class Rendezvous:
     def publish(self, now: str) -> None:
         """Publish the present members for observers."""
         with suppress(RuntimeError):  # a store that is gone is noticed where it is needed
-            self.store.set(NOW, now)
+            self.store.plain.set(NOW, now)
 
     def leave(self) -> None:
         """Leave the present round: nobody waits for this worker until it joins again.
@@ -374,6 +380,6 @@ class Rendezvous:
         """End the run, so that nobody can join any more."""
         try:
             # A worker that the others let in has none yet.
-            (self._handler or self._make_handler(CONNECT_S)).shutdown()
+            (self._handler or self._make_handler(self._store_timeout_s)).shutdown()
         finally:
             self._lifeline.end()

@@ -38,7 +38,7 @@ class Lifecycle:
     Attributes:
         is_ready: Whether its parameters have been put into buckets.
         is_torn: Whether a commit has begun and not ended: parameters are between two steps.
-        death: The error that left this optimizer dead; None before.
+        death: The error that left a member of a crew dead until the next epoch; else None.
         number: Number of the optimizer among all on its process group.
         afterwards: Calls to make once the exchange under way has ended well. A warning that is made
             an error then ends nothing.
@@ -176,7 +176,8 @@ class Lifecycle:
             has_completed: Whether this worker did its part of the exchange.
         """
         self._cause_of_death = self._cause_of_death or cause
-        self.death = self.death or error
+        if self._ranks.are_members:  # elsewhere it would hold on to the caller's frames for good
+            self.death = self.death or error
         if self._watch is None or self._ranks.is_alone:
             return
         # distlion's errors are raised or noticed by all workers; a device fails on one of them.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distlion.crew.rendezvous import CONNECT_S
+from distlion.crew.rendezvous import STORE_TIMEOUT_S
 from simulation.crews.estimates import NOTHING
 from simulation.crews.plan import WAIT_S
 from simulation.crews.play import CrewOutcome
@@ -188,7 +188,7 @@ def _may_miss_store(outcome: CrewOutcome) -> bool:
     return any(
         fault.kind in ("store", "unheard") or (fault.kind == "split" and fault.holds_for_store)
         for fault, _ in outcome.fired
-        if fault.seconds > CONNECT_S - 1
+        if fault.seconds > STORE_TIMEOUT_S - 1
     )
 
 
