@@ -14,16 +14,17 @@ from crews import host_store
 from distlion.crew.changes import Changes
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
+from distlion.crew.signed_store import SignedStore
 from distlion.errors import CrewError, PeerLostError, StepTimeoutError
 
-STORE = dist.HashStore()  # type: ignore[attr-defined]
+STORE = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]
 
 
 def make_epoch(number: int, *members: tuple[int, int], own: int) -> Epoch:
     """Make an epoch of members, given as their ids and the last epochs that they were whole in."""
     made = tuple(Member(each, epoch, 7 * number, 1, "host", 100 + each) for each, epoch in members)
     place = [member.id for member in made].index(own)
-    return Epoch(number, made, place, dist.PrefixStore(f"epoch {number}", STORE))  # type: ignore[attr-defined]
+    return Epoch(number, made, place, STORE.at(f"epoch {number}"))
 
 
 FIRST = ((0, 0), (1, 0), (2, 0), (3, 0))
