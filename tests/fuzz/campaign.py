@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from random import Random
 
 from fuzz.equations import Equations, UnknownError
 from fuzz.judge import Outcome, absent, attempt, compare, have_committed, judge
-from fuzz.players import Player, Virtual
+from fuzz.players import Player, Virtual, odd_defaults
 from fuzz.program import MOST_OPERATIONS, Op, Program, Setup, draw_setup
 from fuzz.table import TABLE
 from fuzz.workers import Crew
@@ -42,7 +43,11 @@ class InProcess:
 
     def begin(self, setup: Setup, folder: Path) -> list[Outcome]:
         """Make them."""
-        self._player = Virtual(setup, folder)
+        try:
+            with odd_defaults(setup):
+                self._player = Virtual(setup, folder)
+        except Exception as error:
+            return [absent("".join(traceback.format_exception(error)))]
         return [replace(absent(""), error=None, after=self._player.snapshots())]
 
     def play(self, op: Op) -> list[Outcome]:

@@ -58,12 +58,13 @@ class Equations(Player):
             self._places[numbers[id(param)]] = len(self._places)
         values = [param.detach().float().numpy().copy() for param in trained]
         rule = matrix.describe_for_oracle(group["aggregation"])
-        self._oracle.add_group(oracle.Group(values, rule, 0.0, dtype=self.setup.dtype))
+        dtype = str(group["params"][0].dtype).removeprefix("torch.")
+        self._oracle.add_group(oracle.Group(values, rule, 0.0, dtype=dtype))
 
     def step(
         self, passes: Callable[[int], list[Grads]], edit: Callable[[int], None] | None
     ) -> None:
-        if self.model.params[0].dtype != self.model.dtype:
+        if self.model.params[0].dtype != getattr(torch, self.setup.find_dtype(0)):
             raise UnknownError("another precision")
         for _ in range(len(self._oracle.groups), len(self.optimizer.param_groups)):
             added = self.optimizer.param_groups[len(self._oracle.groups)]
@@ -101,6 +102,7 @@ class Equations(Player):
         (index,) = (i for i, each in enumerate(self.model.params) if each is param)
         if index not in self._places:
             return {}
-        dtype = getattr(torch, self.setup.options.get("exp_avg_dtype") or self.setup.dtype)
+        kind = self.setup.options.get("exp_avg_dtype") or self.setup.find_dtype(index)
+        dtype = getattr(torch, kind)
         exp_avg = self._oracle.exp_avgs[worker][self._places[index]]
         return {"exp_avg": torch.from_numpy(exp_avg.copy()).to(dtype)}

@@ -229,12 +229,17 @@ def interrupt(player: Player, args: Args) -> None:
         watch.join()
 
 
-def _interrupt_step(player: Rank, is_over: threading.Event) -> None:
-    """Interrupt a step once it waits for others; then leave a file that says so."""
+def is_waiting(player: Rank) -> bool:
+    """Whether a rank waits in a step for others."""
     assert isinstance(player.optimizer, distlion.DistributedLion)
     lifecycle = player.optimizer._session.lifecycle
+    return (lifecycle._under_way or "").startswith("step") and bool(lifecycle._watch._waiting)
+
+
+def _interrupt_step(player: Rank, is_over: threading.Event) -> None:
+    """Interrupt a step once it waits for others; then leave a file that says so."""
     while not is_over.wait(0.001):
-        if (lifecycle._under_way or "").startswith("step") and lifecycle._watch._waiting:
+        if is_waiting(player):
             _interrupt(None)
             (player.folder / INTERRUPTED).touch()
             return

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlion.errors import DistlionError
-from fuzz import failures, operations, states
-from fuzz.players import STEP_TIMEOUT_S, Player
+from fuzz import alone, failures, operations, states
+from fuzz.players import STEP_TIMEOUT_S, Player, odd_defaults
 from fuzz.program import Op, Setup
 from fuzz.table import TABLE, Promise
 
-MODULES = (operations, states, failures)
+MODULES = (operations, states, alone, failures)
 """Whose operations are in the table, because they have been imported."""
 
 Snapshot = dict[str, str]
@@ -67,7 +67,8 @@ def attempt(player: Player, op: Op) -> Outcome:
     player.marked, before, found = None, player.snapshots(), None
     started_s = time.monotonic()
     try:
-        TABLE[op.name].play(player, op.args)
+        with odd_defaults(player.setup):
+            TABLE[op.name].play(player, op.args)
     except BaseException as error:
         found = error
     seconds = time.monotonic() - started_s

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 import distlion
 import matrix
 from distlion.errors import DistlionError
-from fuzz.players import Grads, Model, Player, Virtual, add_group
+from fuzz.players import N_FEATURES, Grads, Model, Player, Virtual, add_group
 from fuzz.program import SIZES, Setup
 from fuzz.table import Args, Promise, draw_key, operation
+
+AVERAGES = 0.0
+"""Weight of averages of buffers."""
 
 # --- steps
 
@@ -125,6 +128,39 @@ def verify(player: Player, args: Args) -> None:
     player.optimizer.verify_replicas()
 
 
+# --- buffers, which every worker has of its own
+
+
+def make_data(*key: int) -> Tensor:
+    """Return a batch that depends on ``key``."""
+    values = np.random.default_rng(key).standard_normal((5, N_FEATURES), dtype=np.float32)
+    return torch.from_numpy(values)
+
+
+def _draw_forward(random: Random, setup: Setup) -> Args | None:
+    if not setup.is_real:
+        return None
+    return {"key": draw_key(random), "rank": random.choice((None, *range(setup.workers)))}
+
+
+@operation(_draw_forward, is_modelled=True, weight=2)
+def forward(player: Player, args: Args) -> None:
+    """Let all workers, or one alone, see data in training: their buffers differ afterwards."""
+    for worker in player.workers:
+        if args["rank"] in (None, worker):
+            player.forward(worker, make_data(args["key"], worker))
+
+
+@operation(
+    lambda random, setup: {} if setup.is_real else None,
+    is_modelled=True,
+    weight=AVERAGES,
+)
+def average(player: Player, args: Args) -> None:
+    """Make the buffers of all workers equal."""
+    player.average()
+
+
 # --- changes of settings, on all workers
 
 
@@ -145,7 +181,8 @@ def _draw_setting(random: Random, setup: Setup) -> Args:
 @operation(_draw_setting, is_modelled=True, weight=2)
 def set_group(player: Player, args: Args) -> None:
     """Change a group in place."""
-    value = torch.tensor(4e-3) if args["value"] == "tensor" else args["value"]
+    is_tensor = args["value"] == "tensor"
+    value = torch.tensor(4e-3, dtype=torch.float32, device="cpu") if is_tensor else args["value"]
     player.optimizer.param_groups[args["group"]][args["key"]] = value
 
 
@@ -306,7 +343,7 @@ def duplicate(player: Player, args: Args) -> None:
     calls[args["how"]](player.optimizer)
 
 
-BAD_PARAMS = ("lazy", "twice", "complex", "integer", "frozen", "none", "sparse", "meta")
+BAD_PARAMS = ("lazy", "twice", "double", "complex", "integer", "frozen", "none", "sparse", "meta")
 
 
 def _promise_construction(setup: Setup, args: Args) -> Promise:
@@ -321,6 +358,7 @@ def construct(player: Player, args: Args) -> None:
     kinds: dict[str, Callable[[], list[Any]]] = {
         "lazy": lambda: list(nn.LazyLinear(3).parameters()),
         "twice": lambda: [player.model.params[0]] * 2,
+        "double": lambda: [nn.Parameter(torch.zeros(3, dtype=torch.float64, device="cpu"))],
         "complex": lambda: [nn.Parameter(torch.zeros(3, dtype=torch.complex64))],
         "integer": lambda: [nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)],
         "frozen": lambda: [nn.Parameter(torch.zeros(3), requires_grad=False)],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,29 @@ from distlion.optim import VotingBase
 from fuzz.program import Setup
 
 STEP_TIMEOUT_S = 10.0
+LIMITS = {"step_timeout_s": STEP_TIMEOUT_S, "init_timeout_s": STEP_TIMEOUT_S}
+PAUSE_S = 0.5
+"""Time for which others wait for a rank that is busy elsewhere."""
 VOTE_S = 0.3
 """Within this time votes that leave during backward have left."""
 
 Grads = list[Tensor | None]
 
 
+N_FEATURES = 3
+
+
 class Model(nn.Module):
-    """Parameters p0, p1, ... and a buffer."""
+    """Parameters p0, p1, ..., running statistics, and buffers that have no mean."""
 
     def __init__(self, setup: Setup, *, salt: int = 0) -> None:
         super().__init__()
-        self.dtype = getattr(torch, setup.dtype)
+        self.setup = setup
         self.salt = salt
-        self.register_buffer("seen", torch.zeros(3))
+        self.norm = nn.BatchNorm1d(N_FEATURES, affine=False, device="cpu", dtype=torch.float32)
+        values = np.random.default_rng([salt]).standard_normal(N_FEATURES)
+        self.register_buffer("projection", torch.from_numpy(values).to(torch.bfloat16))
+        self.register_buffer("n_seen", torch.full((), salt, device="cpu", dtype=torch.int64))
         self.numbers = [[self.add(n) for n in sizes] for sizes in setup.sizes]
         for index in setup.frozen:
             self.params[index].requires_grad_(False)
@@ -46,11 +56,19 @@ class Model(nn.Module):
     def params(self) -> list[nn.Parameter]:
         return list(self.parameters())
 
+    def forward(self, data: Tensor) -> Tensor:
+        """Normalize (batch, N_FEATURES) float32; in training, change all buffers."""
+        if self.training:
+            self.n_seen += len(data)
+            self.projection.copy_(data[0])
+        return self.norm(data)  # type: ignore[no-any-return]
+
     def add(self, n: int) -> int:
         """Add a parameter and return its number."""
         number = len(self.params)
         values = np.random.default_rng([self.salt, number]).standard_normal(n)
-        param = nn.Parameter(torch.from_numpy(values).to(self.dtype))
+        dtype = getattr(torch, self.setup.find_dtype(number))
+        param = nn.Parameter(torch.from_numpy(values).to(dtype))
         self.register_parameter(f"p{number}", param)
         return number
 
@@ -65,6 +83,19 @@ def make_options(setup: Setup) -> dict[str, Any]:
     if "momentum_sync" in options:
         options["momentum_sync"] = distlion.MomentumSync(every=options["momentum_sync"])
     return options
+
+
+@contextmanager
+def odd_defaults(setup: Setup) -> Iterator[None]:
+    """Set torch's default dtype and device for a while: what workers do must not depend on them."""
+    dtype, device = setup.defaults
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_default_device(None if device == "cpu" else device)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
 
 
 def make_scheduler(kind: str | None, optimizer: torch.optim.Optimizer) -> Any:
@@ -177,6 +208,18 @@ class Player:
         """
         raise NotImplementedError
 
+    def forward(self, worker: int, data: Tensor) -> None:
+        """Let a worker's model see data in training."""
+        self.model(data)
+
+    def average(self) -> None:
+        """Make the buffers of all workers equal."""
+        raise NotImplementedError
+
+    def buffers(self, worker: int) -> dict[str, Tensor]:
+        """Return a worker's buffers."""
+        return dict(self.model.named_buffers())
+
     def kept(self, param: Tensor, worker: int) -> dict[str, Tensor]:
         """Return a worker's momentum and estimate of a parameter."""
         state = self.optimizer.state.get(param, {})
@@ -189,7 +232,7 @@ class Player:
             found[f"p{index}"] = digest(param)
             for key, value in self.kept(param, worker).items():
                 found[f"{key} of p{index}"] = digest(value)
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self.buffers(worker).items():
             found[name] = digest(buffer)
         for number, group in enumerate(self.optimizer.param_groups):
             for key, value in group.items():
@@ -225,6 +268,9 @@ class Rank(Player):
     def barrier(self) -> None:
         dist.barrier(self.group)
 
+    def average(self) -> None:
+        distlion.average_buffers(self.model, self.group, timeout_s=STEP_TIMEOUT_S)
+
     def _make_optimizer(self, groups: Any, **options: Any) -> distlion.DistributedLion:
         network = dict(self.setup.network)
         if network.get("exchange", "auto") != "auto":
@@ -232,8 +278,7 @@ class Rank(Player):
         return distlion.DistributedLion(
             groups,
             process_group=self.group,
-            step_timeout_s=STEP_TIMEOUT_S,
-            init_timeout_s=STEP_TIMEOUT_S,
+            **LIMITS,
             **(network | options),
         )
 
@@ -272,9 +317,10 @@ class Rank(Player):
 
 
 class Virtual(Player):
-    """The workers of one process."""
+    """The workers of one process. As the model of ranks, each has buffers of its own."""
 
     def __init__(self, setup: Setup, folder: Path) -> None:
+        self._buffers: dict[int, dict[str, Tensor]] = {}
         super().__init__(setup, folder, self._make_optimizer, workers=list(range(setup.workers)))
 
     def _make_optimizer(self, groups: Any, **options: Any) -> distlion.VirtualCluster:
@@ -297,6 +343,19 @@ class Virtual(Player):
             self.cluster.collect(worker)
         self.cluster.step()
 
+    def forward(self, worker: int, data: Tensor) -> None:
+        own = {name: buffer.clone() for name, buffer in self.buffers(worker).items()}
+        torch.func.functional_call(self.model, own, (data,))
+        self._buffers[worker] = own
+
+    def average(self) -> None:
+        rows = [self.buffers(worker) for worker in self.workers]
+        equal = {name: average([row[name] for row in rows], name) for name in rows[0]}
+        self._buffers = dict.fromkeys(self.workers, equal)
+
+    def buffers(self, worker: int) -> dict[str, Tensor]:
+        return self._buffers.get(worker) or super().buffers(worker)
+
     def kept(self, param: Tensor, worker: int) -> dict[str, Tensor]:
         return {key: value[worker] for key, value in super().kept(param, worker).items()}
 
@@ -307,6 +366,15 @@ def add_group(model: Model, optimizer: VotingBase, size: int, rule: str) -> None
     params = [(f"p{number}", model.params[number])]
     group: dict[str, Any] = {"params": params, "aggregation": matrix.LISTED[rule], "lr": 2e-3}
     optimizer.add_param_group(group)
+
+
+def average(buffers: list[Tensor], name: str) -> Tensor:
+    """Return the mean of running statistics, in double and rounded once; else the first one."""
+    first, *others = buffers
+    if "running" not in name or all(torch.equal(first, each) for each in others):
+        return first
+    total = sum((each.double() for each in others), first.double())
+    return (total / len(buffers)).to(first.dtype)
 
 
 def digest(tensor: Tensor) -> str:

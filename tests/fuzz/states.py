@@ -34,7 +34,7 @@ def through_file(value: Any) -> Any:
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
-    return torch.load(file, weights_only=True)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def save(player: Player, folder: Path) -> None:
@@ -147,11 +147,12 @@ def _save_foreign(kind: type[torch.optim.Optimizer], steps: int) -> Callable[...
             {"params": [twin.params[index] for index in indices]}
             for indices in (group["params"] for group in saved["param_groups"])
         ]
-        optimizer = kind(groups, lr=1e-3)  # type: ignore[call-arg]
-        for _ in range(steps):
-            for param in twin.params:
-                param.grad = torch.ones_like(param)
-            optimizer.step()
+        with torch.device("cpu"):  # torch's own optimizers keep numbers on the default device
+            optimizer = kind(groups, lr=1e-3)  # type: ignore[call-arg]
+            for _ in range(steps):
+                for param in twin.params:
+                    param.grad = torch.ones_like(param)
+                optimizer.step()
         return optimizer.state_dict()
 
     return make
@@ -282,7 +283,7 @@ def _promise_world(setup: Setup, args: Args) -> Promise:
 
 def expect_momentum(saved: Tensor, worker: int, workers: int, rule: str) -> Tensor:
     """Return what a worker begins with: the weighted sum in double, added in order."""
-    n_saved, total = len(saved), torch.zeros(saved.shape[1:], dtype=torch.float64)
+    n_saved, total = len(saved), torch.zeros_like(saved[0], dtype=torch.float64)
     if n_saved == workers:
         return saved[worker]
     width = Fraction(n_saved, workers)

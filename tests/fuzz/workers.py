@@ -24,7 +24,7 @@ import torch.distributed as dist
 from distlion import faults
 from fuzz.failures import INTERRUPTED
 from fuzz.judge import DIED, HUNG, Outcome, absent, attempt
-from fuzz.players import Rank
+from fuzz.players import Rank, odd_defaults
 from fuzz.program import MOST_WORKERS, Op, Setup
 
 LIMIT_S = 45.0
@@ -154,7 +154,8 @@ def _begin(rank: int, setup: Setup, folder: Path) -> tuple[Rank | None, Outcome]
         return None, well
     try:
         assert isinstance(group, dist.ProcessGroup)
-        player = Rank(setup, folder, group)
+        with odd_defaults(setup):
+            player = Rank(setup, folder, group)
         return player, replace(well, after=player.snapshots())
     except Exception as error:
         return None, replace(well, error=type(error).__name__, text=traceback.format_exc())
