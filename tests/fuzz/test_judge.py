@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fuzz.campaign import draw_program, shrink
 from fuzz.equations import Equations
 from fuzz.judge import DIED, HUNG, Outcome, attempt, compare, judge
-from fuzz.operations import step
-from fuzz.players import Virtual
+from fuzz.operations import forward, step
+from fuzz.players import Model, Virtual, odd_defaults
 from fuzz.program import Op, Program, Setup
 from fuzz.workers import Crew
 
@@ -75,6 +76,35 @@ def test_a_difference_from_the_model_is_noticed(tmp_path: Path) -> None:
     step(model, {"key": 2})
     differences = compare([attempt(virtual, Op("step", {"key": 3}))], model)
     assert [text.split(" is ")[0] for text in differences] == ["worker 0", "worker 1"]
+
+
+def test_a_buffer_of_one_worker_that_differs_from_the_model_is_noticed(tmp_path: Path) -> None:
+    model = Virtual(SETUP, tmp_path)
+    seen_alone = attempt(Virtual(SETUP, tmp_path), Op("forward", {"key": 1, "rank": 1}))
+    (difference,) = compare([seen_alone], model)
+    assert difference.startswith("worker 1 is not as the model in ['n_seen', 'norm.num_batches_")
+
+
+def test_averages_are_means_of_statistics_and_the_first_ones_of_all_else(tmp_path: Path) -> None:
+    player = Virtual(SETUP, tmp_path)
+    forward(player, {"key": 1, "rank": None})
+    first, second = (player.buffers(worker) for worker in player.workers)
+    player.average()
+    for worker in player.workers:
+        found = player.buffers(worker)
+        mean = (first["norm.running_mean"].double() + second["norm.running_mean"].double()) / 2
+        assert torch.equal(found["norm.running_mean"], mean.float())
+        assert torch.equal(found["projection"], first["projection"])
+    assert not torch.equal(first["projection"], second["projection"])
+
+
+def test_defaults_of_torch_are_odd_for_a_while_and_models_explicit() -> None:
+    with odd_defaults(replace(SETUP, defaults=("float64", "meta"))):
+        found = torch.zeros(1)
+        model = Model(SETUP)
+    assert (found.dtype, found.device.type) == (torch.float64, "meta")
+    assert {each.device.type for each in [*model.parameters(), *model.buffers()]} == {"cpu"}
+    assert torch.zeros(1).dtype == torch.float32
 
 
 def test_a_seed_stands_for_one_program() -> None:
