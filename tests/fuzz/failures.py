@@ -32,7 +32,7 @@ def _set(key: str, value: Any) -> Change:
 def _malform_gradient(player: Player, index: int) -> None:
     param = player.model.params[index]
     param.grad = torch.zeros_like(param)
-    param.grad.data = torch.zeros(param.numel() + 1, dtype=param.dtype)
+    param.grad.data = param.new_zeros(param.numel() + 1)
 
 
 def _malform_momentum(make: Callable[[Tensor], Any]) -> Change:
@@ -60,7 +60,7 @@ CHANGES: dict[str, Change] = {
     "lr": _set("lr", 0.5),
     "lr, no number": _set("lr", "fast"),
     "lr, meta": _set("lr", torch.tensor(0.1, device="meta")),
-    "lr, two": _set("lr", torch.tensor([0.1, 0.2])),
+    "lr, two": _set("lr", torch.tensor([0.1, 0.2], device="cpu")),
     "betas": _set("betas", (0.1, 0.2)),
     "betas, no pair": _set("betas", 0.9),
     "weight_decay": _set("weight_decay", 0.7),
@@ -73,7 +73,7 @@ CHANGES: dict[str, Change] = {
     "precision": _cut,
     "frozen": _freeze,
     "gradient": _malform_gradient,
-    "momentum, longer": _malform_momentum(lambda each: torch.zeros(each.numel() + 1)),
+    "momentum, longer": _malform_momentum(lambda each: each.new_zeros(each.numel() + 1)),
     "momentum, double": _malform_momentum(lambda each: each.double()),
     "momentum, meta": _malform_momentum(lambda each: each.to("meta")),
     "momentum, nothing": _malform_momentum(lambda each: None),
@@ -113,7 +113,7 @@ def lopsided(player: Player, args: Args) -> None:
 CALLS: dict[str, Callable[[Player, Args], Any]] = {
     "verify_replicas": lambda player, args: player.optimizer.verify_replicas(),  # type: ignore[attr-defined]
     "add_param_group": lambda player, args: player.optimizer.add_param_group(
-        {"params": [("late", nn.Parameter(torch.zeros(3)))]}
+        {"params": [("late", nn.Parameter(torch.zeros(3, dtype=torch.float32, device="cpu")))]}
     ),
     "load_state_dict": lambda player, args: player.optimizer.load_state_dict(
         player.optimizer.state_dict()

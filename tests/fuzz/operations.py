@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -355,15 +356,16 @@ def _promise_construction(setup: Setup, args: Args) -> Promise:
 @operation(lambda random, setup: {"params": random.choice(BAD_PARAMS)}, _promise_construction)
 def construct(player: Player, args: Args) -> None:
     """Make an optimizer of parameters that it cannot have."""
+    zeros = partial(torch.zeros, 3, device="cpu")
     kinds: dict[str, Callable[[], list[Any]]] = {
         "lazy": lambda: list(nn.LazyLinear(3).parameters()),
         "twice": lambda: [player.model.params[0]] * 2,
-        "double": lambda: [nn.Parameter(torch.zeros(3, dtype=torch.float64, device="cpu"))],
-        "complex": lambda: [nn.Parameter(torch.zeros(3, dtype=torch.complex64))],
-        "integer": lambda: [nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)],
-        "frozen": lambda: [nn.Parameter(torch.zeros(3), requires_grad=False)],
+        "double": lambda: [nn.Parameter(zeros(dtype=torch.float64))],
+        "complex": lambda: [nn.Parameter(zeros(dtype=torch.complex64))],
+        "integer": lambda: [nn.Parameter(zeros(dtype=torch.int32), requires_grad=False)],
+        "frozen": lambda: [nn.Parameter(zeros(dtype=torch.float32), requires_grad=False)],
         "none": list,
-        "sparse": lambda: [nn.Parameter(torch.zeros(3).to_sparse())],
+        "sparse": lambda: [nn.Parameter(zeros(dtype=torch.float32).to_sparse())],
         "meta": lambda: [nn.Parameter(torch.zeros(3, device="meta"))],
     }
     player._make([{"params": kinds[args["params"]]()}])

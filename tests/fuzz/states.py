@@ -202,7 +202,7 @@ FOREIGN: dict[str, Callable[[Player, State], Any]] = {
     "rule": _change_group("aggregation", "Nothing()"),
     "rule kind": _change_group("aggregation", 7),
     "worker": _change_group("worker", "17 of 99"),
-    "momentum shape": _change_momentum(lambda exp_avg: torch.zeros(exp_avg.numel() + 1)),
+    "momentum shape": _change_momentum(lambda exp_avg: exp_avg.new_zeros(exp_avg.numel() + 1)),
     "momentum kind": _change_momentum(lambda exp_avg: exp_avg.tolist()),
     "momentum dtype": _change_momentum(lambda exp_avg: exp_avg.int()),
     "no momentum": _change_momentum(lambda exp_avg: None),
