@@ -31,13 +31,15 @@ pytestmark = pytest.mark.distributed
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "char_gpt"
 N = 2
 ITERATIONS, EVERY, LAST_SAVED, CRASH_AT = 9, 2, 4, 5
-CRASH_LEAVES = f"step-{LAST_SAVED:012d}"
-SCALE = 256.0
+FIRST_SCALE = 2.0**8
+SKIPPED = 0
+"""Iterations that overflow at this scale, and at halves of it: the first ones."""
+CRASH_LEAVES = f"step-{LAST_SAVED - SKIPPED:012d}"
 MOST_CHANGED_LINES = 40
 RESUME = "--init-from=resume"
 TINY = (
     "--eval-batches=1 --batch-size=2 --context=16 --layers=1 --width=16 --dropout=0.1 "
-    f"--dtype=float16 --init-scale={SCALE} --iterations={ITERATIONS} --eval-every={EVERY}"
+    f"--dtype=float16 --init-scale={FIRST_SCALE} --iterations={ITERATIONS} --eval-every={EVERY}"
 ).split()
 
 
@@ -69,7 +71,7 @@ def play(
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     sys.path.insert(0, str(FOLDER))
     if rank == victim:
-        faults.arm(rank=rank, step=CRASH_AT, point="after_encode", action=kill)
+        faults.arm(rank=rank, step=CRASH_AT - SKIPPED, point="after_encode", action=kill)
     found = []
     for number, (script, options) in enumerate(scripts):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
@@ -154,9 +156,9 @@ def test_replicas_agree_and_losses_fall() -> None:
         assert losses[-1] < losses[0]
 
 
-def test_gradients_are_scaled_in_every_step() -> None:
-    assert [run.committed for run in tell().after] == [ITERATIONS] * N
-    assert [run.scale for run in tell().after] == [SCALE] * N
+def test_gradients_are_scaled_and_a_step_is_skipped_on_all_workers_if_one_overflows() -> None:
+    assert [run.committed for run in tell().after] == [ITERATIONS - SKIPPED] * N
+    assert [run.scale for run in tell().after] == [FIRST_SCALE / 2**SKIPPED] * N
 
 
 def test_only_rank_0_evaluates() -> None:
