@@ -1,6 +1,7 @@
 """Whatever a command refuses, it says so in one line that names the option."""
 
 import shutil
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,15 @@ REFUSED = [
     ("plan", "--params"),
     ("plan --params 1e9 --nodes x", "--nodes"),
     ("plan --nods 3", "--nods"),
+    ("plan --params 1,3B --nodes 4 --link 10gbit --compute-s 1", "--params"),
+    ("plan --params 1e9 --nodes 4 --link 10gbit --compute-s 0,8", "--compute-s"),
+    ("plan --params 1e9 --nodes 1_0 --link 10gbit --compute-s 1", "--nodes"),
+    (f"{PLAN} --threshold nan", "--threshold"),
+    (f"{PLAN} --price-per-gb 1e400", "--price-per-gb"),
+    (f"{PLAN} --price-per-gpu-hour 1_0", "--price-per-gpu-hour"),
+    ("crew --port 1_0", "--port"),
+    ("compare --workers 4,1e400", "--workers"),
+    ("compare --lr-factor inf", "--lr-factor"),
     (f"{PLAN} --device tpu", "--device"),
     (f"{PLAN} --gpus-per-node 0", "--gpus-per-node"),
     (f"{PLAN} --latency-us -1", "--latency-us"),
@@ -112,3 +122,33 @@ def app_command(words):
     for word in words:
         found = found.commands[word]
     return found
+
+
+def test_every_number_of_every_command_is_read_by_the_one_format():
+    """typer's own reading takes 1_0 for 10, and nan and inf for numbers."""
+    commands = list(walk(app))
+    assert len(commands) >= 9
+    options = [
+        (function.__name__, name, kind)
+        for function in commands
+        for name, kind in get_type_hints(function, include_extras=True).items()
+    ]
+    numbers = [
+        (command, name, get_args(kind)[1])
+        for command, name, kind in options
+        if get_origin(kind) is Annotated
+        and {int, float} & {get_args(kind)[0], *get_args(get_args(kind)[0])}
+    ]
+    assert len(numbers) > 40
+    assert [(command, name) for command, name, option in numbers if option.parser is None] == []
+
+
+def walk(group):
+    for command in group.registered_commands:
+        yield command.callback
+    for below in group.registered_groups:
+        yield from walk(below.typer_instance)
+
+
+def is_number(kind):
+    return not {int, float}.isdisjoint({kind, *get_args(kind)})

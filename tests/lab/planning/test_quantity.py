@@ -1,7 +1,69 @@
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion.lab.planning import parse_count, parse_rate, parse_seconds
+from distlion.lab.planning import (
+    parse_count,
+    parse_number,
+    parse_rate,
+    parse_seconds,
+    parse_whole,
+)
+
+# A comma or underscore that stands elsewhere than before groups of three digits, digits of another
+# script, and what has no number.
+NO_NUMBER = [
+    "1,3",
+    "1_3",
+    "1_0",
+    "1,0000",
+    "1000,000",
+    ",100",
+    "1,,000",
+    "1,000_000",
+    "1,5e3",
+    "1.5,000",
+    "١٢",
+    "nan",
+    "inf",
+]
+
+
+@pytest.mark.parametrize("text", NO_NUMBER)
+@pytest.mark.parametrize(
+    ("parse", "unit"),
+    [(parse_count, "B"), (parse_rate, "gbit"), (parse_seconds, "s"), (parse_number, "")],
+)
+def test_no_parser_drops_a_comma_that_groups_no_thousands(parse, unit, text):
+    with pytest.raises(InvalidArgumentError, match="expected"):
+        parse(text + unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("4", 4), ("-1", -1), ("+2", 2), ("1,000", 1000), ("1_000", 1000), ("1e3", 1000), ("2.0", 2)],
+)
+def test_whole_number_is_read(text, value):
+    assert parse_whole(text) == value
+
+
+@pytest.mark.parametrize("text", [*NO_NUMBER, "", "0.5", "1e400", "9" * 5000, "1 000", "--1", "4k"])
+def test_what_is_no_whole_number_of_64_bits_is_refused(text):
+    with pytest.raises(InvalidArgumentError, match="a whole number of 64 bits"):
+        parse_whole(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(".5", 0.5), ("-1", -1.0), ("1,000.5", 1000.5), ("1e-3", 1e-3)],
+)
+def test_number_is_read(text, value):
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "1e400", "-inf", "NaN", "0,5", "1e9999999", "2 3"])
+def test_what_is_no_finite_number_is_refused(text):
+    with pytest.raises(InvalidArgumentError, match="a finite number"):
+        parse_number(text)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +118,9 @@ def test_rate_is_read_in_bits_a_second(text, rate_bit_per_s):
     assert parse_rate(text) == rate_bit_per_s
 
 
-@pytest.mark.parametrize("text", ["", "100", "fast", "-1mbit", "0gbit", "1e999mbit", "10gbits/h"])
+@pytest.mark.parametrize(
+    "text", ["", "100", "fast", "-1mbit", "0gbit", "1e999mbit", "1e-400gbit", "10gbits/h"]
+)
 def test_what_is_no_rate_is_refused_with_the_accepted_forms(text):
     with pytest.raises(InvalidArgumentError, match=r"100mbit.*1Gbps.*1e9"):
         parse_rate(text)

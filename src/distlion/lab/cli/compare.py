@@ -15,12 +15,11 @@ from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
 from distlion.cost import LinkModel
-from distlion.errors import InvalidArgumentError
-from distlion.lab.cli.failure import shown_failures
+from distlion.lab.cli.failure import refusing, shown_failures
 from distlion.lab.cli.progress import LiveDisplay
-from distlion.lab.cli.quantity import read_rate, read_seconds
+from distlion.lab.cli.quantity import number_option, read_rate, read_seconds, whole_option
 from distlion.lab.cli.table import build_table, print_table
-from distlion.lab.planning import count_cores
+from distlion.lab.planning import count_cores, parse_whole
 from distlion.lab.report import (
     list_warnings,
     read_comparison,
@@ -75,34 +74,36 @@ _Workers = Annotated[
     str | None,
     typer.Option(help="Numbers of virtual workers, separated by commas.", show_default="4,8"),
 ]
-_Seeds = Annotated[int | None, typer.Option(help="Reported runs of each method.", show_default="3")]
+_Seeds = Annotated[int | None, whole_option(help="Reported runs of each method.", show_default="3")]
 _Lrs = Annotated[
     int | None,
-    typer.Option(help="Learning rates that each method tries; 1: no tuning.", show_default="3"),
+    whole_option(help="Learning rates that each method tries; 1: no tuning.", show_default="3"),
 ]
-_LrFactor = Annotated[float, typer.Option(help="Ratio of neighboring learning rates.")]
+_LrFactor = Annotated[float, number_option(help="Ratio of neighboring learning rates.")]
 _LrScale = Annotated[
     float | None,
-    typer.Option(help="Factor on all learning rates: smaller for larger models.", show_default="1"),
+    number_option(
+        help="Factor on all learning rates: smaller for larger models.", show_default="1"
+    ),
 ]
-_Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
+_Steps = Annotated[int | None, whole_option(help="Optimizer steps.", show_default="200")]
 _TuningSteps = Annotated[
     int | None,
-    typer.Option(help="Steps of runs that choose a learning rate.", show_default="--steps"),
+    whole_option(help="Steps of runs that choose a learning rate.", show_default="--steps"),
 ]
 _Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
 _WarmupSteps = Annotated[
-    int | None, typer.Option(help="Steps of linear warm-up.", show_default="a tenth")
+    int | None, whole_option(help="Steps of linear warm-up.", show_default="a tenth")
 ]
 _BatchSize = Annotated[
     int | None,
-    typer.Option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
+    whole_option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
 ]
 _EvalEvery = Annotated[
-    int | None, typer.Option(help="Steps between evaluations.", show_default="a tenth")
+    int | None, whole_option(help="Steps between evaluations.", show_default="a tenth")
 ]
 _WeightDecay = Annotated[
-    float | None, typer.Option(help="Weight decay of all methods.", show_default="by the method")
+    float | None, number_option(help="Weight decay of all methods.", show_default="by the method")
 ]
 _Data = Annotated[
     str | None,
@@ -120,7 +121,7 @@ _Partition = Annotated[
 ]
 _Alpha = Annotated[
     float | None,
-    typer.Option(
+    number_option(
         help="Concentration of --partition by-class; smaller is more skewed.", show_default="0.1"
     ),
 ]
@@ -143,7 +144,7 @@ _Out = Annotated[
 ]
 _Jobs = Annotated[
     int | None,
-    typer.Option(help="Runs at the same time.", show_default="number of cores; on a GPU 1"),
+    whole_option(help="Runs at the same time.", show_default="number of cores; on a GPU 1"),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome to standard output.")]
 
@@ -247,11 +248,8 @@ def _split_numbers(text: str | None) -> tuple[int, ...] | None:
     parts = _split(text)
     if parts is None:
         return None
-    if not all(part.isdecimal() for part in parts):
-        raise InvalidArgumentError(
-            f"--workers {text!r}: expected whole numbers separated by commas, such as 4,8"
-        )
-    return tuple(int(part) for part in parts)
+    with refusing("--workers"):
+        return tuple(map(parse_whole, parts))
 
 
 def _default_jobs(device: str) -> int:

@@ -12,11 +12,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew import DEFAULT_PORT, NOW, name_run, start_store
 from distlion.lab.cli.failure import shown_failures
+from distlion.lab.cli.quantity import whole_option
 
 EXAMPLE = "Example: distlion crew --port 29400"
 _LOOK_S = 0.5
 
-_Port = Annotated[int, typer.Option(help="Port of the store.")]
+_Port = Annotated[int, whole_option(help="Port of the store.")]
 _Run = Annotated[str, typer.Option(help="Run whose members are shown.")]
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
 from distlion.lab.cli.failure import leave_torchrun, shown_failures
-from distlion.lab.cli.quantity import read_count, read_seconds
+from distlion.lab.cli.quantity import read_count, read_seconds, whole_option
 from distlion.lab.cli.table import print_table
 from distlion.lab.planning import (
     Accelerators,
@@ -38,9 +38,9 @@ _GIGA = 1e9
 
 _Workers = Annotated[
     int | None,
-    typer.Option(help="Local worker processes.", show_default="2; under torchrun, its world size"),
+    whole_option(help="Local worker processes.", show_default="2; under torchrun, its world size"),
 ]
-_Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
+_Threads = Annotated[int, whole_option(help="Threads of one worker.")]
 _Params = Annotated[str, typer.Option(help="Trainable parameters for the plan: 125M.")]
 _ComputeS = Annotated[
     str, typer.Option(help="Time of forward and backward for the plan: 0.5 (in seconds), 500ms.")

@@ -17,7 +17,7 @@ from distlion.exchange import PATTERNS
 from distlion.lab.cli.command import Command, Group
 from distlion.lab.cli.failure import shown_failures
 from distlion.lab.cli.progress import LiveDisplay
-from distlion.lab.cli.quantity import read_count, read_seconds
+from distlion.lab.cli.quantity import read_count, read_seconds, whole_option
 from distlion.lab.cli.table import build_table, print_table
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _RATE_HELP = (
     "Rate of each link: 100mbit, 1gbit, unlimited. Separate rates up and down: 100mbit/20mbit. One "
     "rate for each host: 1gbit,1gbit,100mbit."
 )
-_Hosts = Annotated[int, typer.Option(help="Number of hosts, 1 to 250.")]
+_Hosts = Annotated[int, whole_option(help="Number of hosts, 1 to 250.")]
 _Rate = Annotated[str, typer.Option(help=_RATE_HELP)]
 _Latency = Annotated[
     str,
@@ -108,14 +108,14 @@ def run_command(
         ),
     ] = None,
     hosts: Annotated[
-        int | None, typer.Option(help="Number of hosts of the new lab.", show_default="4")
+        int | None, whole_option(help="Number of hosts of the new lab.", show_default="4")
     ] = None,
     rate: Annotated[
         str | None, typer.Option(help=_RATE_HELP + " A lab that stays is changed to it.")
     ] = None,
     latency: _Latency = "0",
-    per_host: Annotated[int, typer.Option(help="Processes on each host.")] = 1,
-    master_port: Annotated[int, typer.Option(help="MASTER_PORT of the processes.")] = 29500,
+    per_host: Annotated[int, whole_option(help="Processes on each host.")] = 1,
+    master_port: Annotated[int, whole_option(help="MASTER_PORT of the processes.")] = 29500,
 ) -> None:
     """Run a command on every host with torchrun's environment variables.
 
@@ -188,10 +188,10 @@ def sweep_command(
             "the host sleeps; the model is --layers matrices of --width x --width."
         ),
     ] = None,
-    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 4,
-    width: Annotated[int, typer.Option(help="Width of the model.")] = 128,
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary of the GPT.")] = 1024,
-    repetitions: Annotated[int, typer.Option(help="Blocks of each method at each rate.")] = 5,
+    layers: Annotated[int, whole_option(help="Layers of the model.")] = 4,
+    width: Annotated[int, whole_option(help="Width of the model.")] = 128,
+    vocabulary: Annotated[int, whole_option(help="Vocabulary of the GPT.")] = 1024,
+    repetitions: Annotated[int, whole_option(help="Blocks of each method at each rate.")] = 5,
     block_s: Annotated[str, typer.Option(help="Time of a block: 1 (in seconds), 500ms.")] = "1",
     results: Annotated[
         Path | None,

@@ -14,7 +14,13 @@ from distlion.errors import InvalidArgumentError
 from distlion.lab.cli.failure import shown_failures
 from distlion.lab.cli.plan_sites import print_local
 from distlion.lab.cli.plan_table import print_plan
-from distlion.lab.cli.quantity import read_count, read_rate, read_seconds
+from distlion.lab.cli.quantity import (
+    number_option,
+    read_count,
+    read_rate,
+    read_seconds,
+    whole_option,
+)
 from distlion.lab.names import suggest
 from distlion.lab.planning import (
     CPU,
@@ -43,8 +49,8 @@ _NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
 
 # The options, in the order of the help.
 _Params = Annotated[str, typer.Option(help="Trainable parameters, such as 1e9 or 125M.")]
-_Nodes = Annotated[int, typer.Option(help="Machines, up to 100,000.")]
-_GpusPerNode = Annotated[int, typer.Option(help="Workers of a machine that share its link.")]
+_Nodes = Annotated[int, whole_option(help="Machines, up to 100,000.")]
+_GpusPerNode = Annotated[int, whole_option(help="Workers of a machine that share its link.")]
 _LinkRate = Annotated[str, typer.Option(help="Ethernet between machines: 100mbit, 10gbit, 1Gbps.")]
 _ComputeS = Annotated[
     str, typer.Option(help="Time of forward and backward in a step: 0.5 (in seconds), 500ms.")
@@ -73,18 +79,18 @@ _Device = Annotated[
     ),
 ]
 _OverlapShare = Annotated[
-    float, typer.Option(help="Share of backward that communication can hide behind.")
+    float, number_option(help="Share of backward that communication can hide behind.")
 ]
 _SyncEvery = Annotated[
     int | None,
-    typer.Option(help="Steps in which every momentum is averaged once.", show_default="never"),
+    whole_option(help="Steps in which every momentum is averaged once.", show_default="never"),
 ]
-_SyncBits = Annotated[int, typer.Option(help="Uplink bits of a momentum: 32, 16 or 8.")]
+_SyncBits = Annotated[int, whole_option(help="Uplink bits of a momentum: 32, 16 or 8.")]
 _Threshold = Annotated[
-    float, typer.Option(help="Gain over all-reduce below which compression is not advised.")
+    float, number_option(help="Gain over all-reduce below which compression is not advised.")
 ]
-_PricePerGpuHour = Annotated[float, typer.Option(help="Price of a worker for an hour.")]
-_PricePerGb = Annotated[float, typer.Option(help="Price of 10^9 bytes sent by a machine.")]
+_PricePerGpuHour = Annotated[float, number_option(help="Price of a worker for an hour.")]
+_PricePerGb = Annotated[float, number_option(help="Price of 10^9 bytes sent by a machine.")]
 _Figure = Annotated[
     Path | None,
     typer.Option(help="PNG of efficiency against rate and machines.", show_default="none"),

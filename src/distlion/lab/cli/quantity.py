@@ -1,14 +1,47 @@
-"""Options with a number and a unit: one format for all commands."""
+"""Options that are numbers, with a unit or without: one format for all commands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import typer
+
+from distlion.errors import InvalidArgumentError
 from distlion.lab.cli.failure import refusing
-from distlion.lab.planning import parse_count, parse_rate, parse_seconds
+from distlion.lab.planning import (
+    parse_count,
+    parse_number,
+    parse_rate,
+    parse_seconds,
+    parse_whole,
+)
 
 _Read = TypeVar("_Read")
+
+
+def whole_option(**declared: Any) -> Any:
+    """Declare an option that is a whole number; see ``parse_whole``.
+
+    typer would read ``1_0`` as 10.
+    """
+    return typer.Option(parser=_as_parser(parse_whole), metavar="INTEGER", **declared)
+
+
+def number_option(**declared: Any) -> Any:
+    """Declare an option that is a finite number; see ``parse_number``."""
+    return typer.Option(parser=_as_parser(parse_number), metavar="NUMBER", **declared)
+
+
+def _as_parser(parse: Callable[[str], _Read]) -> Callable[[Any], _Read]:
+    def read(value: Any) -> _Read:
+        try:
+            # Defaults arrive as numbers.
+            return parse(str(value))
+        except InvalidArgumentError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return read
 
 
 def read_count(option: str, text: str) -> int:

@@ -15,7 +15,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.exchange import PATTERNS
 from distlion.lab.cli.beside import read_beside, train_beside
 from distlion.lab.cli.failure import is_first_rank, leave_torchrun, shown_failures
-from distlion.lab.cli.quantity import read_seconds
+from distlion.lab.cli.quantity import number_option, read_seconds, whole_option
 from distlion.lab.cli.training_run import Runs, show_record
 from distlion.lab.tasks import Tokenizer
 from distlion.lab.training import (
@@ -49,7 +49,7 @@ class WorldChangeName(str, Enum):
 _Task = Annotated[TaskName, typer.Option(help="Task to train.")]
 _Workers = Annotated[
     int | None,
-    typer.Option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
+    whole_option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
 ]
 _Rule = Annotated[
     str | None,
@@ -74,27 +74,27 @@ _Overlap = Annotated[
 ]
 _SyncEvery = Annotated[
     int | None,
-    typer.Option(
+    whole_option(
         help="Steps in which every momentum is averaged over workers once.", show_default="never"
     ),
 ]
 _Every = Annotated[
     int | None,
-    typer.Option(
+    whole_option(
         help="Local steps of AdamW between votes, as in LocalSteps: for slow links.",
         show_default="a vote in each step",
     ),
 ]
 _Delay = Annotated[
     int | None,
-    typer.Option(
+    whole_option(
         help="With --every: steps that a vote may travel before its outcome is applied.",
         show_default="0",
     ),
 ]
 _DiagnoseEvery = Annotated[
     int | None,
-    typer.Option(
+    whole_option(
         help="Steps between measurements of agreement among votes; draws diagnosis.png.",
         show_default="never",
     ),
@@ -106,23 +106,23 @@ _OnDisagreement = Annotated[
         "--diagnose-every."
     ),
 ]
-_Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default="200")]
+_Steps = Annotated[int | None, whole_option(help="Optimizer steps.", show_default="200")]
 _Lr = Annotated[
-    float | None, typer.Option(help="Highest learning rate.", show_default="by the rule")
+    float | None, number_option(help="Highest learning rate.", show_default="by the rule")
 ]
 _WeightDecay = Annotated[
-    float | None, typer.Option(help="Decoupled weight decay.", show_default="by the rule")
+    float | None, number_option(help="Decoupled weight decay.", show_default="by the rule")
 ]
 _Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
 _WarmupSteps = Annotated[
-    int | None, typer.Option(help="Steps of linear warm-up.", show_default="20")
+    int | None, whole_option(help="Steps of linear warm-up.", show_default="20")
 ]
 _BatchSize = Annotated[
     int | None,
-    typer.Option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
+    whole_option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
 ]
-_Seed = Annotated[int, typer.Option(help="Seed of weights, data order and random tie-breaking.")]
-_Threads = Annotated[int, typer.Option(help="Threads of one worker.")]
+_Seed = Annotated[int, whole_option(help="Seed of weights, data order and random tie-breaking.")]
+_Threads = Annotated[int, whole_option(help="Threads of one worker.")]
 _Device = Annotated[
     str,
     typer.Option(
@@ -172,7 +172,7 @@ _Partition = Annotated[
 ]
 _Alpha = Annotated[
     float | None,
-    typer.Option(
+    number_option(
         help="Dirichlet concentration of the partition by-class; smaller is more skewed.",
         show_default="0.1",
     ),
@@ -183,7 +183,7 @@ _ModelConfig = Annotated[
     typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
 ]
 _EvalEvery = Annotated[
-    int | None, typer.Option(help="Steps between validations.", show_default="50")
+    int | None, whole_option(help="Steps between validations.", show_default="50")
 ]
 _RunDir = Annotated[
     Path | None,
@@ -191,13 +191,13 @@ _RunDir = Annotated[
 ]
 _CheckpointEvery = Annotated[
     int | None,
-    typer.Option(
+    whole_option(
         help="Steps between checkpoints, in the run folder's checkpoints; the last step has one "
         "too. For rules that vote.",
         show_default="none",
     ),
 ]
-_KeepCheckpoints = Annotated[int, typer.Option(help="Number of latest checkpoints to keep.")]
+_KeepCheckpoints = Annotated[int, whole_option(help="Number of latest checkpoints to keep.")]
 _Resume = Annotated[
     bool,
     typer.Option(
@@ -225,7 +225,7 @@ _Beside = Annotated[
 ]
 _BesideLr = Annotated[
     float | None,
-    typer.Option(help="Highest learning rate of --beside.", show_default="by the rule"),
+    number_option(help="Highest learning rate of --beside.", show_default="by the rule"),
 ]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print the record without its series to standard output.")

@@ -41,7 +41,14 @@ from distlion.lab.planning.planner import (
     speed_up,
     sweep,
 )
-from distlion.lab.planning.quantity import format_rate, parse_count, parse_rate, parse_seconds
+from distlion.lab.planning.quantity import (
+    format_rate,
+    parse_count,
+    parse_number,
+    parse_rate,
+    parse_seconds,
+    parse_whole,
+)
 from distlion.lab.planning.scenario import NVLINK, PCIE, Scenario
 from distlion.lab.planning.votes import forecast_votes, list_able
 from distlion.lab.planning.worker_report import WorkerReport
@@ -91,8 +98,10 @@ __all__ = [
     "list_sites",
     "measure_kernels",
     "parse_count",
+    "parse_number",
     "parse_rate",
     "parse_seconds",
+    "parse_whole",
     "speed_up",
     "sweep",
 ]

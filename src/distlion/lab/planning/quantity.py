@@ -1,13 +1,17 @@
-"""Numbers with units as people write them: ``125M`` parameters, ``1Gbps``, ``500ms``."""
+"""Numbers as people write them: ``1,000``, ``125M`` parameters, ``1Gbps``, ``500ms``."""
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
 from distlion.errors import InvalidArgumentError
 
-_NUMBER = r"(?P<number>(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)"
+# A comma or underscore stands before groups of three digits only: 1,3 is no number.
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:_[0-9]{3})+|[0-9]+)"
+_NUMBER = rf"(?P<number>(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{{1,3}})?)"
+_BARE = re.compile(rf"[+-]?{_NUMBER}", re.IGNORECASE)
 _COUNT = re.compile(rf"{_NUMBER}\s*(?P<unit>[kmbgt]?)", re.IGNORECASE)
 _RATE = re.compile(
     rf"{_NUMBER}\s*(?P<prefix>[kmgt]?)i?(?P<noun>b(?:it|yte)?s?)?(?:ps|/s(?:ec)?)?", re.IGNORECASE
@@ -29,9 +33,37 @@ _MOST = Decimal(10) ** 18
 # A bare number below this more likely means Gbit/s, with the unit forgotten.
 _LEAST_BARE_BIT_PER_S = 1000
 
+_MOST_WHOLE = (1 << 63) - 1
+
+WHOLE_FORMS = "a whole number of 64 bits, such as 4, 1000, 1,000 or 1e3"
+NUMBER_FORMS = "a finite number, such as 0.5, 1,000 or 1e-3"
 COUNT_FORMS = "a whole number above 0, such as 1e9, 125M or 1.3B (K, M, B or G, T)"
 RATE_FORMS = "a number of bits a second above 0, such as 100mbit, 10gbit, 1Gbps, 2.5Gbit/s or 1e9"
 TIME_FORMS = "a number with ns, us, ms, s, min or h, such as 500ms"
+
+
+def parse_whole(text: str) -> int:
+    """Read a whole number such as ``4``, ``-1``, ``1,000`` or ``1e3``.
+
+    Raises:
+        InvalidArgumentError: ``text`` is no whole number, or one of more than 64 bits.
+    """
+    number = _read_bare(text)
+    if number is None or abs(number) > _MOST_WHOLE or number != number.to_integral_value():
+        raise InvalidArgumentError(f"{text!r}: expected {WHOLE_FORMS}")
+    return int(number)
+
+
+def parse_number(text: str) -> float:
+    """Read a number such as ``0.5``, ``-1``, ``1,000`` or ``1e-3``.
+
+    Raises:
+        InvalidArgumentError: ``text`` is no number, or none that float64 holds.
+    """
+    number = _read_bare(text)
+    if number is None or not math.isfinite(float(number)):
+        raise InvalidArgumentError(f"{text!r}: expected {NUMBER_FORMS}")
+    return float(number)
 
 
 def parse_count(text: str) -> int:
@@ -60,7 +92,8 @@ def parse_rate(text: str) -> float:
     """
     match = _RATE.fullmatch(text.strip())
     rate = _read(match["number"]) * _THOUSANDS[match["prefix"].lower()] if match else Decimal(0)
-    if match is None or not 0 < rate <= _MOST:
+    # The least Decimals are 0 as a float.
+    if match is None or not 0 < float(rate) <= _MOST:
         raise InvalidArgumentError(f"rate {text!r}: expected {RATE_FORMS}")
     noun = match["noun"] or ""
     if noun.lower().startswith("byte") or (noun.startswith("B") and len(noun) < len("bit")):
@@ -100,6 +133,11 @@ def parse_seconds(text: str, *, unit: str = "s") -> float:
             f"time {text!r}: expected {TIME_FORMS}; without a unit it is in {unit}"
         )
     return float(_read(match["number"]) * nanoseconds / 10**9)
+
+
+def _read_bare(text: str) -> Decimal | None:
+    match = _BARE.fullmatch(text.strip())
+    return _read(match[0]) if match else None
 
 
 def _read(number: str) -> Decimal:
