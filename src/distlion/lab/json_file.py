@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import DataError
+from distlion.lab.plain_file import read_plain_file
 
 _MOST_BYTES = 1 << 28
 _MOST_DEPTH = 64
@@ -25,13 +26,7 @@ def read_json(path: Path) -> Any:
         DataError: The file cannot be read, is no JSON, or exceeds a limit; the message has the
             reason, but no path.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise DataError(error.strerror or str(error)) from error
-    if len(data) > _MOST_BYTES:
-        raise DataError(f"it has more than {_MOST_BYTES:,} bytes")
+    data = read_plain_file(path, limit_bytes=_MOST_BYTES)
     try:
         value = json.loads(data)
     except RecursionError as error:

@@ -1,4 +1,6 @@
 import importlib
+import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +85,86 @@ def test_file_is_one_book(tmp_path):
     path.write_bytes(b"a line of text\n" * 100)
     corpus = load_corpus(str(path))
     assert corpus.book_bytes == (len(corpus.train),)
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("long", ["x" * 1_075_000, "word " * 215_000, "\u00e9\u6f22" * 200_000])
+def test_text_with_a_very_long_last_line_is_split_by_its_share(tmp_path, long, end):
+    path = tmp_path / "text.txt"
+    text = ("a line of text\n" * 150 + long + end).encode()
+    path.write_bytes(text)
+    corpus = load_corpus(str(path))
+    assert corpus.train + corpus.heldout == text
+    assert 0.05 <= len(corpus.heldout) / len(text) <= 0.1
+    # No character is cut, and no word if there is one.
+    corpus.heldout.decode()
+    assert not long.startswith("word ") or corpus.train.endswith(b" ")
+
+
+def test_text_whose_validation_part_is_the_longer_one_is_refused_with_both_sizes(tmp_path):
+    (tmp_path / "0.txt").write_text("a short book\n" * 10)
+    (tmp_path / "1.txt").write_text("a book of some length\n" * 1000)
+    with pytest.raises(DataError, match="130 bytes to train on, and 22,000 to validate"):
+        load_corpus(str(tmp_path))
+
+
+def test_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"pipe' cannot be read .it is a pipe or a device"):
+        load_corpus(str(tmp_path / "pipe"))
+
+
+def test_device_is_refused():
+    with pytest.raises(DataError, match="it is a pipe or a device"):
+        load_corpus("/dev/zero")
+
+
+def test_sparse_file_beyond_the_limit_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "sparse.txt"
+    path.touch()
+    os.truncate(path, 100 << 30)
+    with pytest.raises(DataError, match="it has more than 1,073,741,824 bytes"):
+        load_corpus(str(path))
+
+
+def test_books_of_a_folder_share_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("distlion.lab.tasks.corpus.FILE_BYTES", 20)
+    with pytest.raises(DataError, match=r"02.txt' cannot be read .it has more than 4 bytes"):
+        load_corpus(make_books(tmp_path / "books", 3))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("text", ["plain words\n", "\u6f22\u5b57\n", "\u00e9t\u00e9\n"])
+def test_text_in_another_encoding_is_refused(tmp_path, encoding, text):
+    path = tmp_path / "text.txt"
+    path.write_bytes((text * 100).encode(encoding))
+    with pytest.raises(DataError, match=r"is no UTF-8 text: it has byte 0x.. near position"):
+        load_corpus(str(path))
+
+
+def test_random_bytes_are_refused(tmp_path):
+    (tmp_path / "noise").write_bytes(random.Random(0).randbytes(10_000))
+    with pytest.raises(DataError, match="is no UTF-8 text"):
+        load_corpus(str(tmp_path / "noise"))
+
+
+def test_text_that_ends_within_a_character_is_read(tmp_path):
+    """As the first 10^8 bytes of a larger text do."""
+    (tmp_path / "text.txt").write_bytes(("a line\n" * 100 + "\u6f22").encode()[:-1])
+    assert load_corpus(str(tmp_path / "text.txt")).heldout.endswith(b"\xe6\xbc")
+
+
+def test_no_path_is_refused():
+    with pytest.raises(DataError, match="text data '' is no path; expected the path of a text"):
+        load_corpus("")
+
+
+def test_text_in_place_of_its_path_is_one_short_line():
+    with pytest.raises(
+        DataError, match=r"To be, or not.* cannot be read .File name too long"
+    ) as info:
+        load_corpus("To be, or not to be, that is the question. " * 200)
+    assert len(str(info.value)) < 400
 
 
 def test_missing_file_is_named(tmp_path):

@@ -32,6 +32,10 @@ def _build_table(record: Record) -> Table:
     )
     table.add_column()
     table.add_column(justify="right")
+    for part, name in (("train", "training"), ("heldout", "validation")):
+        for unit in ("tokens", "images"):
+            if (size := record.task.get(f"{part}_{unit}")) is not None:
+                table.add_row(f"{name} {unit}", f"{size:,}")
     table.add_row("final training loss", f"{record.final_train_loss:.4f}")
     table.add_row("initial validation loss", f"{record.initial_validation_loss:.4f}")
     table.add_row("final validation loss", f"{record.final_validation_loss:.4f}")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distlion.errors import DataError
+from distlion.lab.plain_file import read_plain_file
 from distlion.lab.tasks.plain_pickle import build_bytes_array, read_plain_pickle
 
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -40,15 +41,12 @@ def read_cifar10(folder: Path) -> tuple[Images, Labels, Images, Labels]:
 
 def _read_batch(path: Path) -> tuple[Images, Labels]:
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
+        data = read_plain_file(path, limit_bytes=_MOST_BYTES)
+    except DataError as error:
         raise DataError(
-            f"image data {str(path)!r} cannot be read ({error.strerror}); expected the "
+            f"image data {str(path)!r} cannot be read ({error}); expected the "
             f"standard folder of CIFAR-10 with {', '.join(TRAIN_FILES)} and {TEST_FILE}"
         ) from error
-    if len(data) > _MOST_BYTES:
-        raise DataError(f"image data {str(path)!r} has more than {_MOST_BYTES:,} bytes")
     try:
         content = read_plain_pickle(data)
     except DataError as error:

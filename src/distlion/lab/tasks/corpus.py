@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import sysconfig
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlion.errors import DataError, MissingDependencyError
+from distlion.lab.plain_file import read_plain_file
 
 if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-untyped]
@@ -19,10 +21,14 @@ if TYPE_CHECKING:
 STDLIB_BYTES = 4_000_000
 # A hub data set can be larger than memory; rows beyond this many bytes are left out.
 HUB_BYTES = 64_000_000
+# A corpus of 10^9 bytes, enwik9, fits.
+FILE_BYTES = 1 << 30
 HUB_PREFIX = "hf:"
 BOOK_PATTERN = "*.txt"
 HELDOUT_SHARE = 0.05
 _HELDOUT_EVERY = round(1 / HELDOUT_SHARE)
+_CHUNK_BYTES = 1 << 22
+_SHOWN_CHARACTERS = 80
 # Tests, generated tables and bundled packages say little about the language.
 _EXCLUDED_FOLDERS = frozenset(
     {
@@ -37,6 +43,10 @@ _EXCLUDED_FOLDERS = frozenset(
         "tests",
         "turtledemo",
     }
+)
+_EXPECTED = (
+    f"expected the path of a text file or of a folder of {BOOK_PATTERN}, {HUB_PREFIX}NAME, or "
+    "nothing for the Python standard library's source"
 )
 
 
@@ -65,22 +75,34 @@ def load_corpus(source: str | None) -> Corpus:
         source: None for the Python standard library's source; ``hf:NAME`` or
             ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise a path. The path leads
             to a text file, or to a folder with books as ``.txt`` files, in the order of their
-            names. Every 20th book of a folder is for validation, or the last one of fewer.
+            names. Every 20th book of a folder is for validation, or the last one of fewer. Of any
+            other text, the last 5 % are, or up to 10 % from the end of a line or word.
 
     Raises:
-        DataError: The text does not exist, cannot be read, or is empty.
+        DataError: The text does not exist, cannot be read, is empty, is no UTF-8, has more than
+            2^30 bytes, or has a validation part longer than the training part.
         MissingDependencyError: ``hf:`` was given and ``datasets`` is not installed.
     """
     if source is None:
         corpus = _load_stdlib(Path(sysconfig.get_path("stdlib")))
     elif source.startswith(HUB_PREFIX):
         corpus = _load_hub(source)
-    elif (path := Path(source)).is_dir():
-        corpus = _load_folder(path)
+    elif not source:
+        raise DataError(f"text data '' is no path; {_EXPECTED}")
+    # Unlike Path.is_dir, it raises for no name, however long.
+    elif os.path.isdir(source):
+        corpus = _load_folder(Path(source))
     else:
-        corpus = _load_file(path)
+        corpus = _load_file(Path(source))
     if not corpus.train or not corpus.heldout:
         raise DataError(f"text data {corpus.source}: the training or the validation part is empty")
+    if len(corpus.heldout) > len(corpus.train):
+        raise DataError(
+            f"text data {corpus.source}: {len(corpus.train):,} bytes to train on, and "
+            f"{len(corpus.heldout):,} to validate; expected no fewer to train on. Of a folder, "
+            f"every {_HELDOUT_EVERY}th book by name validates, or the last one: rename or join "
+            f"books"
+        )
     return corpus
 
 
@@ -118,28 +140,67 @@ def _load_folder(folder: Path) -> Corpus:
             f"text data {str(folder)!r}: a folder needs two or more files {BOOK_PATTERN}, one of "
             f"them for validation; found {len(files)}"
         )
-    return _hold_out_books(str(folder), [_read_text(path) for path in files])
+    books: list[bytes] = []
+    left_bytes = FILE_BYTES
+    for path in files:
+        books.append(_read_text(path, limit_bytes=left_bytes))
+        left_bytes -= len(books[-1])
+    return _hold_out_books(str(folder), books)
 
 
 def _load_file(path: Path) -> Corpus:
-    return _split_at_line(str(path), _read_text(path))
+    return _split_near_end(str(path), _read_text(path, limit_bytes=FILE_BYTES))
 
 
-def _read_text(path: Path) -> bytes:
+def _read_text(path: Path, *, limit_bytes: int) -> bytes:
+    named = f"text data {_shorten(str(path))!r}"
     try:
-        return path.read_bytes()
-    except OSError as error:
+        text = read_plain_file(path, limit_bytes=limit_bytes)
+    except DataError as error:
+        raise DataError(f"{named} cannot be read ({error}); {_EXPECTED}") from error
+    _check_text(named, text)
+    return text
+
+
+def _shorten(path: str) -> str:
+    """Shorten what may be a whole text in place of its path."""
+    return path if len(path) <= _SHOWN_CHARACTERS else f"{path[:_SHOWN_CHARACTERS]}..."
+
+
+def _check_text(named: str, text: bytes) -> None:
+    """Refuse what is no UTF-8; a last character may be cut off.
+
+    Raises:
+        DataError: It is binary, or in another encoding.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    at = text.find(0)
+    try:
+        for begin in range(0, len(text) if at < 0 else 0, _CHUNK_BYTES):
+            decoder.decode(text[begin : begin + _CHUNK_BYTES])
+    except UnicodeDecodeError as error:
+        at = begin + error.start
+    if at >= 0:
         raise DataError(
-            f"text data {str(path)!r} cannot be read ({error.strerror}); give the path of a text "
-            f"file or of a folder of {BOOK_PATTERN}, {HUB_PREFIX}NAME, or nothing for the Python "
-            f"standard library's source"
-        ) from error
+            f"{named} is no UTF-8 text: it has byte 0x{text[at]:02x} near position {at:,}; "
+            f"convert it, such as by: iconv -f UTF-16 -t UTF-8"
+        )
 
 
-def _split_at_line(source: str, text: bytes) -> Corpus:
-    """Take the last part for validation, beginning after a line end if there is one."""
+def _split_near_end(source: str, text: bytes) -> Corpus:
+    """Take the last part for validation, from a line end, a word or a character before it.
+
+    A line end or space counts if the part grows at most to twice its share, so that a long last
+    line is cut.
+    """
     wanted = int(len(text) * (1 - HELDOUT_SHARE))
-    cut = text.rfind(b"\n", 0, wanted) + 1 or wanted
+    least = wanted - int(len(text) * HELDOUT_SHARE)
+    cut = text.rfind(b"\n", least, wanted) + 1 or text.rfind(b" ", least, wanted) + 1
+    if not cut:
+        cut = wanted
+        # A character's further bytes are 10xxxxxx.
+        while cut > least and text[cut] & 0xC0 == 0x80:
+            cut -= 1
     return _one_book(source, text[:cut], text[cut:])
 
 
@@ -156,7 +217,7 @@ def _load_hub(source: str) -> Corpus:
     for split in ("validation", "test"):
         if split in splits:
             return _one_book(source, train, _join_rows(splits[split], source))
-    return _split_at_line(source, train)
+    return _split_near_end(source, train)
 
 
 def _open_hub(name: str, configuration: str | None) -> dict[str, Dataset]:
