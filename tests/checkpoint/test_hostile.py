@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import resource
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.forging import forge
+from checkpoint.forging import PROCESS, Tensors, forge, forge_tensors, forge_tree
 from checkpoint.runs import Run
 from distlion import errors
 from distlion.checkpoint.manifest import read_manifest
@@ -234,3 +237,39 @@ def test_a_schedule_of_a_tensor_rate_and_one_of_a_float_take_each_other() -> Non
     check_schedule(Path("folder"), states[0][0], states[1][1])
     with pytest.raises(errors.CheckpointError, match="_last_lr"):
         check_schedule(Path("folder"), {**states[1][0], "_last_lr": [torch.ones(2)]}, states[0][1])
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Let this process grow by 1 GB at most, so that a claim that is believed fails."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("division", [[10**9], [1, 10**12], [10**100], [0, 10**9, 1]])
+def test_a_division_that_claims_more_parameters_than_there_are_is_refused(
+    folder: Path, division: list[int]
+) -> None:
+    forge_tree(folder, lambda tree: tree.update(division=division))
+    refuse(folder, rf"was saved from 1 groups of {re.escape(str(division))} parameters")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("key", ["extra", "others"])
+def test_a_tensor_that_is_named_a_thousand_times_is_refused(folder: Path, key: str) -> None:
+    """Its file has 1 MB, and the copies would have 4 GB."""
+
+    def name_often(tensors: Tensors) -> None:
+        tree = json.loads(bytes(tensors["tree"].numpy()))
+        tree[key] = [{"$": "tensor", "name": "large"}] * 4000
+        tensors["tree"] = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
+        tensors["large"] = torch.ones(1 << 18)
+
+    forge_tensors(folder, PROCESS, name_often)
+    refuse(folder, "names 'large' twice; expected it once")

@@ -69,6 +69,7 @@ class Reader:
         self.manifest: Manifest = read_manifest(self.folder)
         self._ownership = ownership
         self._stack = stack
+        self._copied: set[str] = set()
         if self.manifest.seed != ownership.seed:
             raise CheckpointError(
                 f"{self.folder} was saved with seed={self.manifest.seed}, and this optimizer has "
@@ -101,13 +102,11 @@ class Reader:
 
     def _find_model_files(self) -> list[str]:
         """Return the model files that were written to one folder, which hold the whole model."""
+        led: dict[int, list[str]] = {}
+        for process, leader in enumerate(self.manifest.leaders):
+            led.setdefault(leader, []).append(f"model-{process:05d}.safetensors")
         names: list[str] = []
-        for leader in sorted(set(self.manifest.leaders)):
-            names = [
-                f"model-{process:05d}.safetensors"
-                for process, led_by in enumerate(self.manifest.leaders)
-                if led_by == leader
-            ]
+        for _, names in sorted(led.items()):
             if all((self.folder / name).exists() for name in names):
                 break
         return names
@@ -131,6 +130,7 @@ class Reader:
         Raises:
             CheckpointError: It does not fit.
         """
+        self._copied.clear()
         try:
             tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
             self._check_layout(tree, optimizer, model)
@@ -154,7 +154,14 @@ class Reader:
         return Parsed(saved, outside, state, schedule, extra, around)
 
     def _copy(self, name: str) -> Tensor:
-        """Read a tensor for the caller to keep, unmapped, as the file may be removed."""
+        """Read a tensor for the caller to keep, unmapped, as the file may be removed.
+
+        Raises:
+            CheckpointError: It was read before: a small file could name one tensor a million times.
+        """
+        if name in self._copied:
+            raise CheckpointError(f"{self._own.path} names {name!r} twice; expected it once")
+        self._copied.add(name)
         return self._own.read(name).clone()
 
     def _check_layout(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlion.errors import CheckpointError, InvalidArgumentError
@@ -134,7 +133,7 @@ def describe_move(
         present: The sizes of the present groups.
         name_of: Function from a parameter's number, group and index there to its name.
     """
-    before, after = _list_places(saved), _list_places(present)
+    before, after = _walk_places(saved), _walk_places(present)
     for number, ((then, _), (now, index)) in enumerate(zip(before, after, strict=False)):
         if then != now:
             name = name_of(number, now, index)
@@ -142,13 +141,14 @@ def describe_move(
     return ""
 
 
-def _list_places(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """List each parameter's group, and its index there."""
-    return list(
-        chain.from_iterable(
-            ((number, index) for index in range(size)) for number, size in enumerate(sizes)
-        )
-    )
+def _walk_places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Walk through each parameter's group, and its index there.
+
+    Saved sizes are a file's claims: a list of so many places could fill the memory.
+    """
+    for number, size in enumerate(sizes):
+        for index in range(size):
+            yield number, index
 
 
 def check_division(
