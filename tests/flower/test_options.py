@@ -95,6 +95,17 @@ def test_evaluations_of_any_content_are_averaged_where_they_can_be(
     assert strategy.aggregate_evaluate(1, []) is None
 
 
+def test_a_client_that_claims_many_examples_does_not_decide_an_evaluation() -> None:
+    strategy = flower.Votes(max_weight=2.0, fraction_evaluate=0.0)
+    honest = [evaluate(**{"num-examples": 10, "accuracy": 0.5}) for _ in range(4)]
+    found = strategy.aggregate_evaluate(
+        1, [*honest, evaluate(**{"num-examples": 1 << 62, "accuracy": 1e6})]
+    )
+    assert found is not None
+    # Its weight is that of two of the four others.
+    assert dict(found) == {"accuracy": pytest.approx((4 * 0.5 + 2 * 1e6) / 6)}
+
+
 def test_a_function_of_the_user_averages_evaluations() -> None:
     def count(contents: list[RecordDict], key: str) -> MetricRecord:
         return MetricRecord({"n": len(contents)})

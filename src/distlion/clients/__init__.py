@@ -1,6 +1,7 @@
 """Votes of clients: ballots, and a server that keeps the parameters and uses no network."""
 
 from distlion.clients.ballot import RULES, Ballot, Call, cast_ballot
+from distlion.clients.count import weigh
 from distlion.clients.metrics import average_metrics
 from distlion.clients.places import Places, find_deltas
 from distlion.clients.refusals import Refusal
@@ -19,4 +20,5 @@ __all__ = [
     "average_metrics",
     "cast_ballot",
     "find_deltas",
+    "weigh",
 ]

@@ -17,6 +17,7 @@ from distlion.clients import (
     average_metrics,
     cast_ballot,
     find_deltas,
+    weigh,
 )
 from distlion.errors import InvalidArgumentError
 from distlion.integrations.frameworks import check_version
@@ -71,7 +72,7 @@ class Votes(FedAvg):  # type: ignore[misc]
         spread: Spread of "stochastic", above 0. Larger values are noisier, smaller ones biased.
         weights: "examples" weights a client by its number of examples, up to ``max_weight`` times
             the median one; "equal" weights all alike.
-        max_weight: Largest weight in units of the median, 1 or more.
+        max_weight: Largest weight in units of the median, 1 or more; of an evaluation too.
         min_replies: Smallest number of replies taken. With fewer, a round is void: parameters and
             momentum stay.
         max_scale: Largest mean |d| of a reply that is taken.
@@ -100,8 +101,9 @@ class Votes(FedAvg):  # type: ignore[misc]
         "distlion". None of them raises.
 
         Metrics of training are averaged by votes, and metrics of evaluation by numbers of
-        examples, if all clients report a finite number. Lists need a ``train_metrics_aggr_fn`` or
-        ``evaluate_metrics_aggr_fn``, which gets the replies taken.
+        examples, up to ``max_weight`` times the median one, if all clients report a finite
+        number. Lists need a ``train_metrics_aggr_fn`` or ``evaluate_metrics_aggr_fn``, which gets
+        the replies taken.
 
         An array that half of the clients or more do not train does not move, and a warning names
         it: see ``VoteServer``.
@@ -210,7 +212,10 @@ class Votes(FedAvg):  # type: ignore[misc]
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Average the metrics of the evaluating clients by their numbers of examples."""
+        """Average the metrics of the evaluating clients by their numbers of examples.
+
+        A number counts up to ``max_weight`` times the median one, as in training.
+        """
         arrived, taken, examples = list(replies), [], []
         self._check_and_log_replies(arrived, is_train=False, validate=False)
         for reply in arrived:
@@ -223,7 +228,8 @@ class Votes(FedAvg):  # type: ignore[misc]
                     "\t> An evaluation by node %s is not taken: it has no num-examples",
                     reply.metadata.src_node_id,
                 )
-        return _average(taken, examples, self._evaluate_metrics)
+        weights = weigh(examples, max_weight=self.settings.max_weight) if examples else []
+        return _average(taken, weights, self._evaluate_metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state with which a later run continues, besides the arrays.
