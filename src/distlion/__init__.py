@@ -15,7 +15,7 @@ from distlion.aggregation import (
     StochasticVote,
     TernaryVote,
 )
-from distlion.checkpoint import load_checkpoint, save_checkpoint
+from distlion.checkpoint import check_checkpoint_folder, load_checkpoint, save_checkpoint
 from distlion.crew import Crew, CrewSampler
 from distlion.exchange import AllGather, AllReduce, ParameterServer, RecursiveDoubling
 from distlion.optim import (
@@ -62,6 +62,7 @@ __all__ = [
     "VirtualLocalSteps",
     "__version__",
     "average_buffers",
+    "check_checkpoint_folder",
     "lion_cub",
     "load_checkpoint",
     "paper_settings",

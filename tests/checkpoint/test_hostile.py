@@ -19,6 +19,7 @@ import torch
 from checkpoint.forging import PROCESS, Tensors, forge, forge_tensors, forge_tree
 from checkpoint.runs import Run
 from distlion import errors
+from distlion.checkpoint import read_extra
 from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.schedule import check_schedule
 from distlion.checkpoint.tensor_file import FileRecord, check_file
@@ -273,3 +274,19 @@ def test_a_tensor_that_is_named_a_thousand_times_is_refused(folder: Path, key: s
 
     forge_tensors(folder, PROCESS, name_often)
     refuse(folder, "names 'large' twice; expected it once")
+
+
+def test_extra_is_read_without_a_model_and_its_file_is_checked(folder: Path) -> None:
+    state = {"config": {"width": 8}, "rng": torch.arange(3)}
+    Run().save(folder.parent, extra=state, overwrite=True)
+    found = read_extra(folder.parent)
+    assert found["config"] == state["config"] and torch.equal(found["rng"], state["rng"])
+    assert read_extra(folder) is None
+    with pytest.raises(errors.CheckpointError, match=r"processes 0 to 0; got process=1"):
+        read_extra(folder, process=1)
+    forge_tree(folder, lambda tree: tree.pop("extra"))
+    with pytest.raises(errors.CheckpointError, match="malformed"):
+        read_extra(folder)
+    (folder / PROCESS).write_bytes(b"damaged")
+    with pytest.raises(errors.CheckpointError, match="7 bytes"):
+        read_extra(folder)

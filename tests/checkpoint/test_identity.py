@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import distlion
 from checkpoint.forging import forge_manifest
 from checkpoint.runs import Run
 from distlion.checkpoint import inspect_checkpoint
@@ -30,13 +31,26 @@ def list_files(root: Path) -> dict[str, bytes]:
 
 
 def refuse(root: Path, run: Run, **options: Any) -> None:
-    """Save, and check that it is refused and that the folder is as it was."""
+    """Ask and save, and check that both are refused alike and that the folder is as it was."""
     before = list_files(root)
+    with pytest.raises(CheckpointError) as asked:
+        check(root, run)
+    assert list_files(root) == before
     with pytest.raises(
         CheckpointError, match=r"another optimizer.*load_checkpoint.*overwrite=True"
-    ):
+    ) as refused:
         run.save(root, **options)
     assert list_files(root) == before
+    assert text_of(asked) == text_of(refused)
+
+
+def check(root: Path, run: Run) -> None:
+    distlion.check_checkpoint_folder(root, run.model, run.optimizer)
+
+
+def text_of(raised: pytest.ExceptionInfo[CheckpointError]) -> str:
+    """Return a message without the name of the call that raised it."""
+    return str(raised.value).partition("()")[2]
 
 
 @pytest.mark.parametrize("options", [{}, {"async_": True}, {"keep_last": 1}])
@@ -169,3 +183,33 @@ def test_a_checkpoint_of_format_1_belongs_to_whoever_has_its_parameters(tmp_path
     refuse(tmp_path, other)
     forge_manifest(tmp_path / "step-000000000002", format=1, identity="", layout="0" * 64)
     refuse(tmp_path, third)
+
+
+def test_a_folder_that_may_be_used_is_not_touched_when_it_is_asked_for(tmp_path: Path) -> None:
+    run = Run()
+    check(tmp_path / "deep" / "missing", run)
+    assert not list(tmp_path.iterdir())
+    check(tmp_path, run)
+    run.save(tmp_path)
+    before = list_files(tmp_path)
+    check(tmp_path, run)
+    resumed = Run()
+    resumed.load(tmp_path)
+    check(tmp_path, resumed)
+    assert list_files(tmp_path) == before
+
+
+@pytest.mark.parametrize("below", ["", "checkpoints"])
+def test_a_file_in_place_of_the_folder_is_found_when_it_is_asked_for(
+    tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file is no folder, or is not writable"):
+        check(tmp_path / "file" / below, Run())
+
+
+def test_a_folder_whose_owner_is_unknown_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    (tmp_path / FIRST / "manifest.json").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="owner is unknown"):
+        check(tmp_path, Run())

@@ -14,6 +14,7 @@ import distlion
 from checkpoint.runs import Run, Tensors, Worker, make_model
 from cluster import run_workers
 from distlion import errors, faults
+from distlion.checkpoint import read_extra
 from distlion.checkpoint.folder import encode_latest
 
 pytestmark = pytest.mark.distributed
@@ -319,13 +320,25 @@ def load_own_things(rank: int, world_size: int, folder: str) -> tuple[Any, float
     return loaded.extra, float(worker.model.get_buffer("1.running_mean")[0])
 
 
-def save_own_things(rank: int, world_size: int, folder: str) -> None:
+def save_own_things(rank: int, world_size: int, folder: str) -> str:
     worker = Worker(rank)
     worker.model.get_buffer("1.running_mean").fill_(float(rank))
     worker.save(folder, {"rank": rank})
+    # A second run: one rank gives the folder of the first, and the others one of their own.
+    again = Worker(rank)
+    asked = folder if rank == 1 else f"{folder}/again-{rank}"
+    with pytest.raises(errors.CheckpointError) as refused:
+        distlion.check_checkpoint_folder(asked, again.model, again.optimizer)
+    worker.train(0, 1)
+    distlion.check_checkpoint_folder(folder, worker.model, worker.optimizer)
+    return str(refused.value).split("] ", 1)[1]
 
 
 def test_buffers_and_extra_come_from_whoever_stood_at_ones_place(tmp_path: Path) -> None:
-    run_workers(save_own_things, 4, str(tmp_path))
+    (said,) = set(run_workers(save_own_things, 4, str(tmp_path)))
+    assert said.startswith("check_checkpoint_folder() failed on rank 1: ")
+    assert "another optimizer, or by an earlier run" in said
+    assert not list(tmp_path.glob("again-*"))
+    assert [read_extra(tmp_path, process=rank) for rank in (0, 3)] == [{"rank": 0}, {"rank": 3}]
     found = run_workers(load_own_things, 2, str(tmp_path))
     assert found == [({"rank": 0}, 0.0), ({"rank": 2}, 2.0)]

@@ -1,11 +1,17 @@
 """Every worker's state: saved completely, checked, remapped if the number of workers changes."""
 
+from distlion.checkpoint.ahead import check_checkpoint_folder
 from distlion.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from distlion.checkpoint.manifest import Manifest
 from distlion.checkpoint.remap import WORLD_CHANGES, WorldChange
 from distlion.checkpoint.save import PendingCheckpoint, prune_checkpoints, save_checkpoint
 from distlion.checkpoint.together import Check, check_checkpoints, load_together
-from distlion.checkpoint.verify import CheckpointReport, inspect_checkpoint, verify_checkpoint
+from distlion.checkpoint.verify import (
+    CheckpointReport,
+    inspect_checkpoint,
+    read_extra,
+    verify_checkpoint,
+)
 
 __all__ = [
     "WORLD_CHANGES",
@@ -15,11 +21,13 @@ __all__ = [
     "Manifest",
     "PendingCheckpoint",
     "WorldChange",
+    "check_checkpoint_folder",
     "check_checkpoints",
     "inspect_checkpoint",
     "load_checkpoint",
     "load_together",
     "prune_checkpoints",
+    "read_extra",
     "save_checkpoint",
     "verify_checkpoint",
 ]

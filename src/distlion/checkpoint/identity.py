@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Collection
 from pathlib import Path
 
 from distlion.checkpoint.barrier import CheckpointBarrier
@@ -53,6 +54,32 @@ def list_loaded(optimizer: VotingBase) -> frozenset[str]:
 def note_loaded(optimizer: VotingBase, identities: frozenset[str]) -> None:
     """Set the result of ``list_loaded``; "" stands for checkpoints of format 1, without owner."""
     _loaded[optimizer] = identities - {""}
+
+
+def check_owner(root: Path, identities: Collection[str], layout: str) -> None:
+    """Refuse a folder that holds another optimizer's checkpoints.
+
+    Saving would prune them, and the latest could be either optimizer's.
+
+    Args:
+        root: The folder of a run's checkpoints.
+        identities: The optimizer's own identity, and those that it may continue.
+        layout: Digest of its parameters, which decides for checkpoints without an identity.
+
+    Raises:
+        CheckpointError: The folder is another optimizer's.
+    """
+    earlier = read_newest(root)
+    if earlier is None:
+        return
+    # Format 1 has no identity.
+    is_own = earlier.identity in identities if earlier.identity else earlier.layout == layout
+    if not is_own:
+        raise CheckpointError(
+            f"{root} was saved from another optimizer, or by an earlier run. Expected a "
+            "folder of its own for each optimizer. Call load_checkpoint before to go on from "
+            "there, choose another folder, or give overwrite=True to take this one over"
+        )
 
 
 def read_newest(root: Path) -> Manifest | None:

@@ -69,7 +69,6 @@ class Reader:
         self.manifest: Manifest = read_manifest(self.folder)
         self._ownership = ownership
         self._stack = stack
-        self._copied: set[str] = set()
         if self.manifest.seed != ownership.seed:
             raise CheckpointError(
                 f"{self.folder} was saved with seed={self.manifest.seed}, and this optimizer has "
@@ -130,7 +129,6 @@ class Reader:
         Raises:
             CheckpointError: It does not fit.
         """
-        self._copied.clear()
         try:
             tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
             self._check_layout(tree, optimizer, model)
@@ -139,10 +137,10 @@ class Reader:
             outside = self._take_outside(tree, saved)
             _check_model(saved, model)
             state = self._read_optimizer(tree, optimizer)
-            schedule = decode_tree(tree["scheduler"], self._copy)
-            extra = decode_tree(tree["extra"], self._copy)
+            schedule = decode_tree(tree["scheduler"], self._own.take)
+            extra = decode_tree(tree["extra"], self._own.take)
             around = (
-                None if local is None else parse_local(tree, local, self._copy, self._build_own)
+                None if local is None else parse_local(tree, local, self._own.take, self._build_own)
             )
         except CheckpointError:
             raise
@@ -152,17 +150,6 @@ class Reader:
         if scheduler is not None:
             check_schedule(self.folder, schedule, scheduler)
         return Parsed(saved, outside, state, schedule, extra, around)
-
-    def _copy(self, name: str) -> Tensor:
-        """Read a tensor for the caller to keep, unmapped, as the file may be removed.
-
-        Raises:
-            CheckpointError: It was read before: a small file could name one tensor a million times.
-        """
-        if name in self._copied:
-            raise CheckpointError(f"{self._own.path} names {name!r} twice; expected it once")
-        self._copied.add(name)
-        return self._own.read(name).clone()
 
     def _check_layout(
         self, tree: Mapping[str, Any], optimizer: VotingBase, model: nn.Module
@@ -209,7 +196,7 @@ class Reader:
             )
 
     def _read_model(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = dict(decode_tree(tree["others"], self._copy))
+        found: dict[str, Any] = dict(decode_tree(tree["others"], self._own.take))
         for file in self._model:
             found |= {name: file.read(name) for name in file.names}
         found |= {name: self._own.read(f"own.{name}") for name in tree["own"]}
@@ -247,7 +234,7 @@ class Reader:
 
     def _read_optimizer(self, tree: Mapping[str, Any], optimizer: VotingBase) -> dict[str, Any]:
         present = optimizer.state_dict()
-        groups = decode_tree(tree["groups"], self._copy)
+        groups = decode_tree(tree["groups"], self._own.take)
         if any(group["step"] != self.manifest.step for group in groups):
             raise CheckpointError(
                 f"{self._own.path} is at step {groups[0]['step']}, and the manifest of "

@@ -196,6 +196,7 @@ class TensorFile:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
         self.path = path
+        self._taken: set[str] = set()
         self.names: set[str] = set(self._file.keys())
 
     def read(self, name: str) -> Tensor:
@@ -212,3 +213,15 @@ class TensorFile:
         except Exception as error:
             raise CheckpointError(f"{self.path}: {name!r} cannot be read ({error})") from error
         return tensor
+
+    def take(self, name: str) -> Tensor:
+        """Read a tensor for the caller to keep, unmapped, as the file may be removed.
+
+        Raises:
+            CheckpointError: As for ``read``; or it was taken before: a small file could name one
+                tensor a million times.
+        """
+        if name in self._taken:
+            raise CheckpointError(f"{self.path} names {name!r} twice; expected it once")
+        self._taken.add(name)
+        return self.read(name).clone()

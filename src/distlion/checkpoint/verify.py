@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from distlion.checkpoint.folder import find_checkpoint
 from distlion.checkpoint.manifest import Manifest, read_manifest
-from distlion.checkpoint.tensor_file import check_file
+from distlion.checkpoint.tensor_file import TensorFile, check_file
+from distlion.checkpoint.tree import decode_tree
+from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError
 
 
@@ -56,3 +61,39 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> tuple[Path, Manifest]:
     """
     folder = find_checkpoint(Path(path))
     return folder, read_manifest(folder)
+
+
+def read_extra(path: str | os.PathLike[str], *, process: int = 0) -> Any:
+    """Return the ``extra`` that a process gave to ``save_checkpoint``, without loading anything.
+
+    No model or optimizer is needed, so it may hold the arguments that make them. Any one process
+    may call it.
+
+    Args:
+        path: The folder of a run's checkpoints, for the latest, or the folder of one checkpoint.
+        process: The process that saved it: the worker's rank, or 0 for ``VirtualCluster``.
+
+    Raises:
+        CheckpointError: There is no checkpoint or no such process, or its file is damaged.
+
+    Example:
+        >>> config = distlion.checkpoint.read_extra("runs/first")["config"]
+        >>> model = make_model(config)
+    """
+    folder, manifest = inspect_checkpoint(path)
+    name = f"process-{process:05d}.safetensors"
+    if name not in manifest.files:
+        raise CheckpointError(
+            f"{folder} was saved by processes 0 to {manifest.processes - 1}; got process={process}"
+        )
+    check_file(folder / name, manifest.files[name])
+    with ExitStack() as stack:
+        file = TensorFile(folder / name, stack)
+        try:
+            tree = json.loads(bytes(file.read(TREE).numpy()))
+            return decode_tree(tree["extra"], file.take)
+        except CheckpointError:
+            raise
+        # Forged values can raise any error.
+        except Exception as error:
+            raise CheckpointError(f"{file.path} is malformed ({error!r})") from error

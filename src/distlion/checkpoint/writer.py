@@ -23,7 +23,7 @@ from distlion.checkpoint.folder import (
     write_file,
     write_pointer,
 )
-from distlion.checkpoint.identity import read_newest
+from distlion.checkpoint.identity import check_owner
 from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest
 from distlion.checkpoint.tensor_file import FileRecord, write_tensors
 from distlion.errors import CheckpointError
@@ -131,33 +131,12 @@ class Writer:
 
     def _enter(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._check_root()
+        if not self._overwrite:
+            identities = {self._identity, *self._loaded}
+            check_owner(self._root, identities, self._contents.layout_digest)
         self._reached("made the folder")
         write_file(folder / self._mark(self._ownership.process), b"")
         self._reached("marked the folder")
-
-    def _check_root(self) -> None:
-        """Refuse a folder that holds another optimizer's checkpoints.
-
-        Saving would prune them, and the latest could be either optimizer's.
-
-        Raises:
-            CheckpointError: The folder is another optimizer's.
-        """
-        if self._overwrite:
-            return
-        earlier = read_newest(self._root)
-        if earlier is None:
-            return
-        is_own = earlier.identity in {self._identity, *self._loaded}
-        if not earlier.identity:  # of format 1
-            is_own = earlier.layout == self._contents.layout_digest
-        if not is_own:
-            raise CheckpointError(
-                f"{self._root} was saved from another optimizer, or by an earlier run. Expected a "
-                "folder of its own for each optimizer. Call load_checkpoint before to go on from "
-                "there, choose another folder, or give overwrite=True to take this one over"
-            )
 
     def _mark(self, process: int) -> str:
         return f"present-{process:05d}"
