@@ -74,10 +74,17 @@ STATES = (
     ),
     Mutation(
         "a folder of another optimizer is saved into",
-        "checkpoint/writer.py",
-        "is_own = earlier.identity in {self._identity, *self._loaded}",
+        "checkpoint/identity.py",
+        "is_own = earlier.identity in identities if earlier.identity else earlier.layout == layout",
         "is_own = True",
         IDENTITY,
+    ),
+    Mutation(
+        "a tensor of a checkpoint is copied as often as it is named",
+        "checkpoint/tensor_file.py",
+        "        if name in self._taken:",
+        "        if False:",
+        ("checkpoint/test_hostile.py",),
     ),
     Mutation(
         "an optimizer keeps its identity where it loads that of another",
