@@ -1,4 +1,4 @@
-"""Buffers that are averaged: the mean, one result on all workers, and refusals that all share."""
+"""Buffers made equal: means of running statistics, rank 0's others, refusals that all share."""
 
 from __future__ import annotations
 
@@ -21,6 +21,34 @@ pytestmark = pytest.mark.distributed
 N = 3
 
 
+class Statistics(nn.Module):
+    """A norm of one's own: it has running statistics, and derives from none of torch's."""
+
+    def __init__(self, mean: Tensor, *, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", mean, persistent=persistent)
+        self.register_buffer("num_batches_tracked", torch.tensor(3))
+
+
+class Moments(nn.Module):
+    """A mean beside a mean of squares, of which only one has a name that is known."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        seen = torch.randn(6, generator=generator) * 3
+        self.register_buffer("running_mean", seen.mean())
+        self.register_buffer("running_square", (seen**2).mean())
+
+
+class BatchScale(nn.BatchNorm1d):
+    """A BatchNorm with a buffer more."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(2)
+        self.running_mean += rank
+        self.register_buffer("limit", torch.tensor(float(rank)))
+
+
 class Odd(nn.Module):
     """Buffers of every kind: halves, doubles, complex, integers, booleans, empty, scalar."""
 
@@ -31,14 +59,36 @@ class Odd(nn.Module):
         self.norm(torch.randn(7 + rank, 5, generator=generator))
         for step in range(rank):
             self.norm(torch.randn(4, 5, generator=generator) + step)
+        self.instance = nn.InstanceNorm1d(4, track_running_stats=True)
+        self.instance(torch.randn(2, 4, 3, generator=generator))
         for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.complex64):
             name = str(dtype).replace("torch.", "of_")
             values = torch.randn(2, 3, generator=generator, dtype=torch.float64).to(dtype)
-            self.register_buffer(name, values.t())
+            self.add_module(name, Statistics(values.t()))
         self.register_buffer("mask", torch.tensor([rank == 0, True]))
-        self.register_buffer("none", torch.zeros(0, 3))
-        self.register_buffer("scalar", torch.tensor(float(rank)), persistent=False)
-        self.register_buffer("same", torch.tensor([0.1, float("nan"), float("inf")]))
+        self.scalar = Statistics(torch.tensor(float(rank)), persistent=False)
+        self.none = Statistics(torch.zeros(0, 3))
+        self.same = Statistics(torch.tensor([0.1, float("nan"), float("inf")]))
+        self.scale = BatchScale(rank)
+        # Buffers without a mean.
+        with torch.random.fork_rng():
+            torch.manual_seed(rank)
+            self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))
+            self.old_spectral = nn.utils.spectral_norm(nn.Linear(4, 3))
+        signs = self.spectral.parametrizations.weight[0]._u, self.old_spectral.weight_u
+        torch._foreach_mul_(signs, (-1) ** rank)
+        self.register_buffer("projection", torch.randn(6, 6, generator=generator))
+        self.register_buffer("of_complex", torch.randn(3, generator=generator) * 1j)
+        self.moments = Moments(generator)
+
+
+MEANS = {
+    *("norm.running_mean", "norm.running_var", "instance.running_mean", "instance.running_var"),
+    *("of_bfloat16.running_mean", "of_float16.running_mean", "of_float64.running_mean"),
+    *("of_complex64.running_mean", "scalar.running_mean", "none.running_mean"),
+    *("scale.running_mean", "scale.running_var"),
+}
+"""The buffers of ``Odd`` that become the mean of all workers'."""
 
 
 def average_all(rank: int, world_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -51,11 +101,11 @@ def average_all(rank: int, world_size: int) -> tuple[dict[str, Tensor], dict[str
 def refuse(rank: int, world_size: int) -> list[tuple[str, str, tuple[int, ...], bool]]:
     """Average what does not fit, one kind of misfit after the other."""
     found = []
-    for misfit in ("shape", "name", "number", "dtype", "sparse"):
-        model = nn.BatchNorm1d(5)
+    for misfit in ("shape", "name", "number", "dtype", "sparse", "module"):
+        model = BatchScale(rank) if misfit == "module" else nn.BatchNorm1d(5)
         model.running_mean += rank
         if rank == 1:
-            spoil(model, misfit)
+            model = spoil(model, misfit)
         before = [buffer.clone() for buffer in model.buffers()]
         try:
             distlion.average_buffers(model)
@@ -74,7 +124,7 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str, tuple[int, ...], 
     return found
 
 
-def spoil(model: nn.Module, misfit: str) -> None:
+def spoil(model: nn.Module, misfit: str) -> nn.Module:
     if misfit == "shape":
         model.running_mean = torch.zeros(6)
     elif misfit == "name":
@@ -83,8 +133,14 @@ def spoil(model: nn.Module, misfit: str) -> None:
         model.register_buffer("more", torch.zeros(1))
     elif misfit == "dtype":
         model.running_var = model.running_var.double()
+    elif misfit == "module":
+        other = nn.Module()
+        for name, buffer in model.named_buffers():
+            other.register_buffer(name, buffer)
+        return other
     else:
         model.running_var = torch.eye(5).to_sparse()
+    return model
 
 
 def play(rank: int, world_size: int) -> tuple:
@@ -96,26 +152,42 @@ def outcomes() -> list[tuple]:
     return run_workers(play, N)
 
 
-def test_buffers_are_the_mean_and_bitwise_identical_on_all_workers() -> None:
+def raw(buffer: Tensor) -> Tensor:
+    return buffer.contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_running_statistics_become_the_mean_and_other_buffers_rank_0s() -> None:
     befores = [outcome[0][0] for outcome in outcomes()]
+    assert befores[0].keys() >= MEANS
     for name in befores[0]:
         after = [outcome[0][1][name] for outcome in outcomes()]
-        raw = [each.contiguous().reshape(-1).view(torch.uint8) for each in after]
-        assert all(torch.equal(raw[0], each) for each in raw), name
+        assert all(torch.equal(raw(after[0]), raw(each)) for each in after), name
         rows = [before[name] for before in befores]
-        if name == "same":
-            assert torch.equal(raw[0], rows[0].view(torch.uint8))
-        elif rows[0].is_floating_point():
-            mean = sum(row.double() for row in rows) / N
-            assert torch.equal(after[0], mean.to(rows[0].dtype)), name
-        elif not rows[0].is_complex():
-            assert torch.equal(after[0], rows[0]), name
+        wide = torch.complex128 if rows[0].is_complex() else torch.float64
+        mean = (sum(row.to(wide) for row in rows) / N).to(rows[0].dtype)
+        expected = mean if name in MEANS else rows[0]
+        assert torch.equal(raw(after[0]), raw(expected)), name
 
 
 def test_workers_differed_before() -> None:
     befores = [outcome[0][0] for outcome in outcomes()]
-    assert not torch.equal(befores[0]["norm.running_mean"], befores[1]["norm.running_mean"])
-    assert befores[0]["norm.num_batches_tracked"] != befores[2]["norm.num_batches_tracked"]
+    equal = {
+        name
+        for name, buffer in befores[0].items()
+        if all(torch.equal(raw(buffer), raw(before[name])) for before in befores)
+    }
+    counted = {name for name in befores[0] if name.endswith("num_batches_tracked")}
+    # BatchScale has seen no batch.
+    constant = {"none.running_mean", "same.running_mean", "scale.running_var"}
+    assert equal == constant | (counted - {"norm.num_batches_tracked"})
+
+
+def test_a_spectral_norm_stays_one_of_unit_vectors_and_a_variance_stays_one() -> None:
+    for outcome in outcomes():
+        after = outcome[0][1]
+        for name in ("spectral.parametrizations.weight.0._u", "old_spectral.weight_u"):
+            assert float(after[name].norm()) == pytest.approx(1)
+        assert after["moments.running_square"] >= after["moments.running_mean"] ** 2
 
 
 @pytest.mark.parametrize(
@@ -126,6 +198,7 @@ def test_workers_differed_before() -> None:
         (2, "more (1,)"),
         (3, "torch.float64"),
         (4, "cannot be averaged: running_var torch.sparse_coo"),
+        (5, "running_mean (2,) torch.float32; mean"),
     ],
 )
 def test_other_buffers_on_one_worker_are_one_refusal_on_all(index: int, said: str) -> None:
@@ -228,7 +301,10 @@ def count_gathers(rank: int, world_size: int) -> list[tuple[int, bool]]:
         model = nn.Module()
         for number in range(20):
             dtype = (torch.float32, torch.float64, torch.bfloat16)[number % 3]
-            model.register_buffer(f"of_{number}", torch.full((3,), number + rank, dtype=dtype))
+            statistics = nn.Module()
+            values = torch.full((3,), number + rank, dtype=dtype)
+            statistics.register_buffer("running_mean", values)
+            model.add_module(f"of_{number}", statistics)
         distlion.average_buffers(model)
         is_right = all(
             torch.equal(each, torch.full_like(each, number + (world_size - 1) / 2))

@@ -18,6 +18,7 @@ class Dropping(torch.nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.inner, self.dropout = Job("", 1).make_model(rank), torch.nn.Dropout(0.2)
+        self.register_buffer("drawn", torch.tensor(float(rank)))
 
     def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return self.inner(self.dropout(pixels), labels)

@@ -114,6 +114,7 @@ def _resume(rank: int, folder: str) -> Facts:
     facts["resumes with dropout"] = are_equal(state_of(straight), state_of(resumed))
     start = make_trainer(f"{folder}/b", rank)
     facts["momenta at step 2"] = load_momenta(start, f"{folder}/a/checkpoint-2")
+    facts["drawn buffers"] = [float(each.model.drawn) for each in (straight, resumed)]
     resumed.train()  # goes on with its momentum, as a Trainer does
     facts["steps of two trainings"] = resumed.voter.committed_step
     return facts
@@ -246,6 +247,11 @@ def test_dropout_and_momenta_resume(two: Any) -> None:
     for facts in two[1]:
         assert facts["resumes with dropout"]
         assert facts["steps of two trainings"] == 8
+
+
+def test_buffers_begin_as_those_of_rank_0(two: Any) -> None:
+    for facts in two[1]:
+        assert facts["drawn buffers"] == [0.0, 0.0]
 
 
 def test_checkpoint_holds_a_momentum_of_each_worker(two: Any) -> None:

@@ -81,14 +81,14 @@ SHARED = (
     Mutation(
         "buffers travel one by one",
         "options/buffers.py",
-        "if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:",
+        "if bucket and n_bytes + own.nbytes > _BYTES_AT_ONCE:",
         "if bucket:",
         (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
     ),
     Mutation(
         "buffers travel together without a limit",
         "options/buffers.py",
-        "if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:",
+        "if bucket and n_bytes + own.nbytes > _BYTES_AT_ONCE:",
         "if False:",
         (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
     ),

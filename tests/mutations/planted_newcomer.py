@@ -15,10 +15,24 @@ NEWCOMER = (
         BUFFERS,
     ),
     Mutation(
-        "newcomer: integers among buffers are averaged",
+        "newcomer: buffers without a mean are averaged",
         "options/buffers.py",
-        "if not is_number or torch.equal(",
+        "if not own.has_mean or torch.equal(",
         "if torch.equal(",
+        BUFFERS,
+    ),
+    Mutation(
+        "newcomer: one running statistic of two is averaged",
+        "options/buffers.py",
+        "own.keys() <= _OF_STATISTICS",
+        "bool(own.keys() & _OF_STATISTICS)",
+        BUFFERS,
+    ),
+    Mutation(
+        "newcomer: workers need not agree which buffers are averaged",
+        "options/buffers.py",
+        'kind = "; mean" if self.has_mean else ""',
+        'kind = ""',
         BUFFERS,
     ),
     Mutation(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from distlion.errors import CheckpointError, MissingDependencyError, UnsupportedTypeError
 from distlion.optim import DistributedLion, LocalSteps
@@ -103,16 +103,22 @@ def naming_what_is_loaded(framework: str) -> Iterator[None]:
         raise
 
 
-@torch.no_grad()
 def broadcast_rest(model: nn.Module) -> None:
     """Copy buffers and frozen parameters from rank 0, as DistributedDataParallel does initially.
 
     The optimizer's constructor copies the trained parameters.
     """
+    frozen = (param for param in model.parameters() if not param.requires_grad)
+    broadcast_tensors(chain(frozen, model.buffers()))
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Copy tensors from rank 0 to all ranks; every rank must call it with the same ones."""
     if not dist.is_initialized():
         return
-    for tensor in chain(model.parameters(), model.buffers()):
-        if not tensor.requires_grad and tensor.numel():
+    for tensor in tensors:
+        if tensor.numel():
             values = tensor.contiguous()
             dist.broadcast(values, 0)
             tensor.copy_(values)

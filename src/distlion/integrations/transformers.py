@@ -32,6 +32,7 @@ from distlion.errors import (
 )
 from distlion.integrations.frameworks import (
     Voter,
+    broadcast_tensors,
     check_version,
     hold_back,
     naming_what_is_loaded,
@@ -108,8 +109,8 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         Without "lr", the optimizer takes ``TrainingArguments.learning_rate``. The weight decay is
         ``TrainingArguments.weight_decay``, for the parameters that the Trainer decays. With
         ``max_grad_norm`` the Trainer clips each worker's gradients by their own norm. "grad_norm"
-        in its logs is rank 0's own, before clipping. Frozen parameters and buffers are not
-        synchronized.
+        in its logs is rank 0's own, before clipping. Buffers start as on rank 0. Frozen parameters
+        are not sent, as they may be large; load them alike.
 
         Local steps: ``optimizer_cls_and_kwargs=(LocalSteps, {"inner": torch.optim.AdamW, "every":
         8})``, where "inner_options" has further arguments of the inner optimizer. Workers vote
@@ -160,6 +161,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         self._check_optimizer()
         if self._meter is None:
             self._meter = VoteMeter(self.voter)
+            broadcast_tensors(self.model.buffers())
         return optimizer
 
     @property

@@ -1,16 +1,18 @@
-"""Averages of buffers such as BatchNorm's statistics, which then are equal on all workers."""
+"""Buffers that become equal on all workers: the mean of running statistics, rank 0's others."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from distlion.errors import (
     ConfigMismatchError,
@@ -36,6 +38,9 @@ _LENGTH_BYTES = 8
 _CALL = "average_buffers()"
 _BYTES_AT_ONCE = 16 << 20
 """Most bytes of buffers sent together, so that a gather among many workers needs little memory."""
+_WITH_A_MEAN = frozenset({"running_mean", "running_var"})
+_OF_STATISTICS = _WITH_A_MEAN | {"num_batches_tracked"}
+"""The buffers of torch's norms, and of other modules that keep running statistics as they do."""
 # Calls are counted per group: on other groups a process may have made more than its peers.
 _calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
@@ -44,15 +49,17 @@ _calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDicti
 def average_buffers(
     model: nn.Module, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 60
 ) -> None:
-    """Give every worker the mean of all workers' buffers; every worker must call it.
+    """Make buffers equal on all workers, such as BatchNorm's statistics; all must call it.
 
-    Voting workers do not synchronize buffers such as BatchNorm's statistics. Call this before
-    evaluation, and before ``save_checkpoint``.
+    Voting workers do not synchronize buffers. Call this after the model is built where ranks draw
+    buffers at random, before evaluation, and before ``save_checkpoint``.
 
     Args:
-        model: Model whose buffers are overwritten, also buffers outside the state dict. Floating
-            and complex buffers become the mean, computed in double and rounded once. Integer and
-            boolean ones, such as ``num_batches_tracked``, are copied from the group's first rank.
+        model: Model whose buffers are overwritten, also buffers outside the state dict. Running
+            statistics become the mean, computed in double and rounded once. They are
+            ``running_mean`` and ``running_var`` of torch's norms, and of any module that has no
+            other buffers than these two and ``num_batches_tracked``. All other buffers become those
+            of the group's first rank: vectors of a spectral norm, masks and counts have no mean.
         process_group: The workers; None for the default group. Without a group nothing changes.
         timeout_s: Seconds for each exchange.
 
@@ -66,7 +73,7 @@ def average_buffers(
 
     Notes:
         Afterwards buffers are bitwise identical on all workers, as all add the same numbers in rank
-        order. A buffer that was already equal keeps its bits. The mean of variances ignores the
+        order. Equal statistics keep their bits. The mean of variances ignores the
         differences between the workers' means, which are small if they draw from the same data.
 
     Example:
@@ -78,13 +85,39 @@ def average_buffers(
     if ranks.process_group is None or ranks.is_alone:
         return
     with deferred_signals(_CALL):
-        named = dict(model.named_buffers())
+        named = _list_buffers(model)
         with _turn(ranks, timeout_s=timeout_s):
             link = _connect(ranks.process_group, ranks, timeout_s=timeout_s)
             _agree(link, named)
-            averaged = _average(link, list(named.values()))
-        for buffer, values in zip(named.values(), averaged, strict=True):
-            buffer.copy_(values)
+            equal = _equalize(link, list(named.values()))
+        for buffer, values in zip(named.values(), equal, strict=True):
+            buffer.tensor.copy_(values)
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer of the model, and whether the mean of all workers' is a buffer of its kind."""
+
+    tensor: Tensor
+    has_mean: bool
+
+    def describe(self) -> str:
+        kind = "; mean" if self.has_mean else ""
+        return f"{tuple(self.tensor.shape)} {self.tensor.dtype}{kind}"
+
+
+def _list_buffers(model: nn.Module) -> dict[str, _Buffer]:
+    """Return all buffers by name, each tensor once."""
+    listed: dict[Tensor, tuple[str, _Buffer]] = {}
+    for prefix, module in model.named_modules():
+        own = dict(module.named_buffers(recurse=False))
+        is_norm = isinstance(module, _NormBase) or own.keys() <= _OF_STATISTICS
+        for name, tensor in own.items():
+            is_number = tensor.is_floating_point() or tensor.is_complex()
+            has_mean = is_norm and is_number and name in _WITH_A_MEAN
+            full_name = f"{prefix}.{name}" if prefix else name
+            listed.setdefault(tensor, (full_name, _Buffer(tensor, has_mean)))
+    return dict(listed.values())
 
 
 @contextmanager
@@ -109,10 +142,11 @@ def _connect(members: dist.ProcessGroup, ranks: Ranks, *, timeout_s: float) -> T
     return Gloo(members, timeout_s=timeout_s, watch=ranks.watch, limits=limits)
 
 
-def _agree(link: Transport, named: dict[str, Tensor]) -> None:
+def _agree(link: Transport, named: Mapping[str, _Buffer]) -> None:
     """Compare names, shapes and dtypes over all workers, before any value is sent."""
-    problem = next((f"{name} {each.layout}" for name, each in named.items() if _is_odd(each)), "")
-    lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in named.items()]
+    odd = [f"{name} {each.tensor.layout}" for name, each in named.items() if _is_odd(each.tensor)]
+    problem = "".join(odd[:1])
+    lines = [f"{name} {each.describe()}" for name, each in named.items()]
     text = "\n".join([f"cannot be averaged: {problem}"] if problem else lines).encode()
     record = sha256(text).digest() + len(text).to_bytes(_LENGTH_BYTES, "little")
     records = gather_bytes(link, record, step=None)
@@ -144,45 +178,46 @@ def _is_odd(buffer: Tensor) -> bool:
     return is_dtensor(buffer) or buffer.layout is not torch.strided or buffer.is_meta
 
 
-def _average(link: Transport, buffers: Sequence[Tensor]) -> list[Tensor]:
-    """Return the mean of each buffer over all workers, in its dtype and in host memory."""
-    averaged: list[Tensor] = []
+def _equalize(link: Transport, buffers: Sequence[_Buffer]) -> list[Tensor]:
+    """Return the common value of each buffer, in its dtype and in host memory."""
+    equal: list[Tensor] = []
     for bucket in _pack(buffers):
-        raw = [own.reshape(-1).view(torch.uint8) for own in bucket]
+        raw = [own.tensor.reshape(-1).view(torch.uint8) for own in bucket]
         sizes = [each.numel() for each in raw]
         everybody = link.empty(link.n_members, sum(sizes))
         if sum(sizes):
             link.all_gather(everybody, torch.cat(raw), step=None).wait()
         rows = torch.split(everybody, sizes, dim=1)
-        averaged += [_mean(of_one, own) for of_one, own in zip(rows, bucket, strict=True)]
-    return averaged
+        equal += [_merge(of_one, own) for of_one, own in zip(rows, bucket, strict=True)]
+    return equal
 
 
-def _pack(buffers: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def _pack(buffers: Sequence[_Buffer]) -> Iterator[list[_Buffer]]:
     """Yield buffers in order and in host memory, in groups to send together."""
-    bucket: list[Tensor] = []
+    bucket: list[_Buffer] = []
     n_bytes = 0
     for buffer in buffers:
-        if bucket and n_bytes + buffer.nbytes > _BYTES_AT_ONCE:
+        own = buffer.tensor.detach().cpu().contiguous()
+        if bucket and n_bytes + own.nbytes > _BYTES_AT_ONCE:
             yield bucket
             bucket, n_bytes = [], 0
-        bucket.append(buffer.detach().cpu().contiguous())
-        n_bytes += buffer.nbytes
+        bucket.append(replace(buffer, tensor=own))
+        n_bytes += own.nbytes
     if bucket:
         yield bucket
 
 
-def _mean(raw: Tensor, own: Tensor) -> Tensor:
-    """Return the mean of a buffer, from all workers' bytes in rank order."""
-    if not own.numel():
-        return own
+def _merge(raw: Tensor, own: _Buffer) -> Tensor:
+    """Return the common value of a buffer, from all workers' bytes in rank order."""
+    like = own.tensor
+    if not like.numel():
+        return like
     # Contiguous, as among other bytes it may start at an address that its dtype does not allow.
-    rows = raw.contiguous().view(own.dtype).view(len(raw), *own.shape)
-    is_number = own.dtype.is_floating_point or own.dtype.is_complex
-    if not is_number or torch.equal(raw, raw[:1].expand_as(raw)):
+    rows = raw.contiguous().view(like.dtype).view(len(raw), *like.shape)
+    if not own.has_mean or torch.equal(raw, raw[:1].expand_as(raw)):
         return rows[0]
-    wide = torch.complex128 if own.dtype.is_complex else torch.float64
-    total = torch.zeros(own.shape, dtype=wide, device="cpu")
+    wide = torch.complex128 if like.is_complex() else torch.float64
+    total = torch.zeros(like.shape, dtype=wide, device="cpu")
     for row in rows:
         total += row.to(wide)
-    return (total / len(rows)).to(own.dtype)
+    return (total / len(rows)).to(like.dtype)
