@@ -163,6 +163,10 @@ class AbsentGradientsWarning(UserWarning):
     """No worker has a gradient for any parameter, so that steps are committed and move nothing."""
 
 
+class DifferingModelsWarning(UserWarning):
+    """Buffers or frozen parameters differ between workers, so that their models evaluate apart."""
+
+
 class LostUpdatesWarning(UserWarning):
     """A learning rate is too small to move most parameters of 16 bits."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,45 @@ def test_what_is_not_trained_is_left_out_and_a_run_resumes(tmp_path: Path) -> No
             "head.weight",
             "parameter outside of the model: 2",
         ]
+
+
+def save_what_differs(rank: int, world_size: int, folder: str) -> dict[str, list[str]]:
+    """Save models whose rest differs between workers, and return the warnings."""
+    heard: dict[str, list[str]] = {}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+
+        def collect(case: str) -> None:
+            heard[case] = [str(w.message) for w in seen if w.category is DIFFERING]
+            seen.clear()
+
+        worker = Worker(rank)
+        worker.save(f"{folder}/a")
+        collect("buffer")
+        worker.save(f"{folder}/a")
+        collect("again")
+        worker = Worker(rank)
+        distlion.average_buffers(worker.model)
+        worker.save(f"{folder}/b")
+        collect("equal")
+        worker.model.frozen.bias.data += rank
+        worker.save(f"{folder}/b")
+        collect("frozen")
+    return heard
+
+
+DIFFERING = errors.DifferingModelsWarning
+
+
+def test_a_save_of_differing_buffers_warns_once_and_names_one(tmp_path: Path) -> None:
+    for heard in run_workers(save_what_differs, 2, str(tmp_path)):
+        assert "1 buffer" in heard["buffer"][0] and "'seen'" in heard["buffer"][0]
+        assert "average_buffers(model)" in heard["buffer"][0]
+        assert "1 frozen parameter" in heard["frozen"][0]
+        assert "'frozen.bias'" in heard["frozen"][0]
+        assert "average_buffers" not in heard["frozen"][0]
+        counts = {case: len(texts) for case, texts in heard.items()}
+        assert counts == {"buffer": 1, "again": 0, "equal": 0, "frozen": 1}
 
 
 def load_beside_another(rank: int, world_size: int, folder: str, changed: str) -> tuple[str, bool]:

@@ -63,6 +63,49 @@ def test_replicas_that_differ_are_found_at_the_next_check(check_every: int) -> N
         assert_raised(found, errors.ReplicaMismatchError, "second", r"\b1\b")
 
 
+def drift_late(rank: int, world_size: int) -> dict[str, tuple[int, Caught | None]]:
+    """Change rank 1's parameter after the first step, or after the first step after a load."""
+    found = {}
+    for case, options in {
+        "start": {},
+        "hundred": {"check_every": 200},
+        "load": {},
+        "every 7": {"check_every": 7},
+        "never": {"check_every": None},
+    }.items():
+        optimizer, change_after = make_optimizer(**options), 1
+        if case == "hundred":
+            change_after = 10
+        if case == "load":
+            for step in range(12):
+                set_grads(optimizer, step, rank)
+                optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+            change_after = 13
+        found[case] = 0, None
+        while found[case][1] is None and optimizer.committed_step < 115:
+            if optimizer.committed_step == change_after and rank == 1:
+                params_of(optimizer)[1].data[5] += 1
+            set_grads(optimizer, 3, rank)
+            caught_here = caught(None, optimizer.step)
+            found[case] = optimizer.committed_step, caught_here
+    return found
+
+
+def test_a_change_after_the_first_step_is_found_10_or_100_steps_after_the_first() -> None:
+    for found in run_workers(drift_late, 3):
+        assert {case: step for case, (step, _) in found.items()} == {
+            "start": 10,
+            "hundred": 100,
+            "load": 22,
+            "every 7": 7,
+            "never": 115,
+        }
+        assert found.pop("never")[1] is None
+        for _, raised in found.values():
+            assert_raised(raised, errors.ReplicaMismatchError, "second", r"\b1\b")
+
+
 def test_equal_replicas_verify() -> None:
     assert run_workers(verify_equal, 3) == [None] * 3
 

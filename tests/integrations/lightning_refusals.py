@@ -102,6 +102,11 @@ def _fit(rank: int, folder: str) -> dict[str, Outcome]:
         def configure_optimizers(self) -> Any:
             return distlion.DistributedLion(self.parameters(), seed=7)
 
+    class Drifting(with_lightning.Module):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if rank == 1 and self.global_step == 2:
+                next(self.parameters()).data += 1
+
     job = Job(folder, 2, steps=2, save_at=1)
     with_lightning.train(job, rank)
     saved = Path(folder, "step=1.ckpt")
@@ -112,6 +117,7 @@ def _fit(rank: int, folder: str) -> dict[str, Outcome]:
     for name, kind, path in (
         ("a worker's file", with_lightning.Module, damaged),
         ("another seed", OtherSeed, saved),
+        ("drift", Drifting, None),
     ):
         module = kind(job, rank)
         before = [param.tolist() for param in module.parameters()]

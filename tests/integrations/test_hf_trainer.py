@@ -99,6 +99,7 @@ def ask_two(rank: int, world_size: int, folder: str) -> Facts:
         **_save_over(rank, folder),
         **_meet_plain(rank, folder),
         **_meet_damage(rank, folder),
+        "drift": _drift(rank, folder),
     }
 
 
@@ -212,6 +213,21 @@ def _meet_damage(rank: int, folder: str) -> Facts:
     return facts
 
 
+def _drift(rank: int, folder: str) -> tuple[type[BaseException], str]:
+    """Change a parameter of rank 1 after the last step."""
+    from transformers import TrainerCallback
+
+    trainer = make_trainer(f"{folder}/j", rank, max_steps=2, optimizer={"check_every": 1000})
+
+    class Drift(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if rank == 1 and state.global_step == 2:
+                next(trainer.model.parameters()).data += 1
+
+    trainer.add_callback(Drift())
+    return error_of(trainer.train)
+
+
 def _abstain(rank: int, folder: str) -> list[tuple[bool, bool]]:
     """Return which gradients of this rank were finite when the optimizer saw them."""
     from transformers import TrainerCallback
@@ -277,6 +293,12 @@ def test_logged_norm_is_that_of_rank_0_before_clipping(two: Any) -> None:
         assert norms["measured"] == norms["overlap"] and len(norms["measured"]) == 4
         # The first gradient does not depend on clipping; later momenta do.
         assert norms["clipped"][0] == norms["measured"][0] > 1e-2
+
+
+def test_replicas_that_differ_at_the_end_are_an_error(two: Any) -> None:
+    for facts in two[1]:
+        kind, text = facts["drift"]
+        assert kind is errors.ReplicaMismatchError and "replicas differ" in text
 
 
 def test_measuring_the_norm_spreads_no_nan(two: Any) -> None:

@@ -76,6 +76,14 @@ def test_lightning_refuses_damage_before_it_loads_weights(
 
 
 @pytest.mark.slow
+def test_lightning_ends_with_an_error_where_replicas_differ(
+    lightning: list[dict[str, tuple[str, bool]]],
+) -> None:
+    for facts in lightning:
+        assert facts["Lightning, drift"][0].startswith("ReplicaMismatchError")
+
+
+@pytest.mark.slow
 def test_lightning_says_what_is_loaded_where_an_optimizer_does_not_fit(
     lightning: list[dict[str, tuple[str, bool]]],
 ) -> None:

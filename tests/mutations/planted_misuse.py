@@ -7,6 +7,10 @@ from planted import LIFECYCLE, Mutation
 ARGUMENTS = ("distributed/test_arguments.py",)
 CULPRITS = ("distributed/test_culprits.py",)
 MISUSE = ("distributed/test_misuse_rows.py", "distributed/test_misuse_steps.py")
+REPLICAS = (
+    "distributed/test_replicas.py"
+    "::test_a_change_after_the_first_step_is_found_10_or_100_steps_after_the_first",
+)
 TWO = "distributed/test_two_optimizers.py::test_"
 SWAPPED = (f"{TWO}two_swapped_steps_of_two_workers_are_one_error_that_blames_nobody",)
 
@@ -66,6 +70,27 @@ MISUSES = (
         'lines.append(f"no longer trained: {name}")',
         "pass",
         MISUSE,
+    ),
+    Mutation(
+        "replicas are compared early after a start alone, not after a load",
+        "session/replicas.py",
+        "self.are_compared, self._first_step = True, step",
+        "self.are_compared = True",
+        REPLICAS,
+    ),
+    Mutation(
+        "replicas are never compared early",
+        "session/replicas.py",
+        "EARLY_CHECKS = (10, 100)",
+        "EARLY_CHECKS = ()",
+        REPLICAS,
+    ),
+    Mutation(
+        "a save of differing buffers does not warn",
+        "checkpoint/save.py",
+        "    if not names or optimizer in _warned:",
+        "    if True:",
+        ("distributed/test_checkpoints_of_what_is_trained.py",),
     ),
     Mutation(
         "values tell nothing of the order of parameters",

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from distlion.checkpoint.local import describe_local, take_apart
 from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.tensor_file import warn_if_unreadable
 from distlion.checkpoint.writer import Writer
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import DifferingModelsWarning, InvalidArgumentError, UnsupportedTypeError
 from distlion.optim import LocalSteps, VotingBase
 from distlion.session import MomentumOwnership
+from distlion.step import warn_user
 
 CALL = "save_checkpoint()"
 logger = logging.getLogger("distlion")
@@ -79,6 +80,8 @@ class PendingCheckpoint:
         return self._thread is None or not self._thread.is_alive()
 
 
+_warned: weakref.WeakSet[VotingBase] = weakref.WeakSet()
+"""Optimizers of models that were found to differ between workers."""
 _pending: weakref.WeakKeyDictionary[VotingBase, PendingCheckpoint] = weakref.WeakKeyDictionary()
 
 
@@ -104,7 +107,8 @@ def save_checkpoint(
         path: The folder of the run's checkpoints, one for each optimizer; created if missing. Hosts
             may share it or have one each, which then holds the momenta of their own workers.
         model: The model to save: tensors equal on all workers once, buffers that differ for each
-            worker. ``average_buffers`` makes them equal.
+            worker. ``average_buffers`` makes them equal; a DifferingModelsWarning, once, says that
+            some differ.
         optimizer: ``DistributedLion``, ``VirtualCluster`` or ``LocalSteps``. For ``LocalSteps`` the
             model's parameters are saved from the common point. Each worker's own parameters and
             inner state are saved beside its momenta.
@@ -158,6 +162,7 @@ def save_checkpoint(
         if local is not None:
             barrier.compare(describe_local(local), "local steps")
         shared = _find_shared(barrier, contents)
+        _warn_of_differing(contents.model.keys() - shared.keys(), model, votes)
         if async_:
             contents, problem = attempt(contents.snapshot)
             barrier.share(problem)
@@ -240,3 +245,26 @@ def _find_shared(barrier: CheckpointBarrier, contents: Contents) -> dict[str, in
         raise barrier.refuse_replicas(torn, step=contents.step)
     digests = zip(contents.model, found, strict=True)
     return {name: digest for name, digest in digests if name not in differing}
+
+
+def _warn_of_differing(names: Set[str], model: nn.Module, optimizer: VotingBase) -> None:
+    """Warn once of tensors of the model that each worker has of its own."""
+    if not names or optimizer in _warned:
+        return
+    _warned.add(optimizer)
+    parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
+    found = {"frozen parameter": names & parameters, "buffer": names - parameters}
+    kinds = [
+        f"{len(each)} {kind}{'s' if len(each) > 1 else ''}, such as {min(each)!r},"
+        for kind, each in found.items()
+        if each
+    ]
+    advice = "Load or seed frozen parameters alike on all workers. " if names & parameters else ""
+    if names - parameters:
+        advice += "Call distlion.average_buffers(model) on every rank before saving and evaluating."
+    warn_user(
+        f"{CALL}: {' and '.join(kinds)} differ between workers. Layers such as BatchNorm evaluate "
+        "with them, so that each worker's model gives other results. The checkpoint holds every "
+        f"worker's own. {advice.strip()}",
+        DifferingModelsWarning,
+    )

@@ -86,6 +86,22 @@ def vote_on_deltas(optimizers: Iterable[Any]) -> None:
             optimizer.vote()
 
 
+def compare_at_end(optimizers: Iterable[Any]) -> None:
+    """Compare replicas at the end of a run; every worker must call it.
+
+    Args:
+        optimizers: Optimizers; those with ``check_every=None`` are skipped, as in their steps.
+
+    Raises:
+        ReplicaMismatchError: Replicas differ; on every rank.
+        ConfigMismatchError: Another worker is at a different call; on every rank.
+    """
+    for optimizer in optimizers:
+        votes = optimizer.outer_optimizer if isinstance(optimizer, LocalSteps) else optimizer
+        if votes.settings.check_every is not None:
+            optimizer.verify_replicas()
+
+
 @contextmanager
 def naming_what_is_loaded(framework: str) -> Iterator[None]:
     """Add to an error of a load that the framework had already loaded the model.

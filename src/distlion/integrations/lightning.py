@@ -27,6 +27,7 @@ from distlion.integrations.frameworks import (
     broadcast_rest,
     check_version,
     check_votes,
+    compare_at_end,
     hold_back,
     naming_what_is_loaded,
     vote_on_deltas,
@@ -109,9 +110,10 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         self._vote()
 
     def on_train_end(self) -> None:
-        """Let workers with local steps vote, so that all end with the same parameters."""
+        """Let workers with local steps vote, and compare replicas: all end with the same ones."""
         super().on_train_end()
         self._vote()
+        compare_at_end(self.voters)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the module's state for Lightning, after a vote of workers with local steps."""

@@ -34,6 +34,7 @@ from distlion.integrations.frameworks import (
     Voter,
     broadcast_tensors,
     check_version,
+    compare_at_end,
     hold_back,
     naming_what_is_loaded,
     vote_on_deltas,
@@ -199,10 +200,11 @@ class VotingMixin(Trainer):  # type: ignore[misc]
                 )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; workers with local steps vote at the end."""
+        """Train; at the end workers with local steps vote, and replicas are compared."""
         output = super().train(*args, **kwargs)
         if not self.args.load_best_model_at_end:  # that model is already equal on all workers
             self._vote()
+        compare_at_end([self.voter])
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:

@@ -86,7 +86,8 @@ class DistributedLion(VotingBase):
         rounding: "nearest", or "stochastic" for bfloat16, which otherwise loses small updates.
         exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
         bucket_elements: Most elements of parameters in a bucket; None: 64 Mi, overlap: less.
-        check_every: Steps between comparisons of replicas, from the first step on; None: never.
+        check_every: Steps between comparisons of replicas. They are also compared in the first step
+            after a start, a load or a change of workers, and 10 and 100 steps later; None: never.
         diagnose_every: Steps between measurements of agreement, see ``diagnostics()``; None: never.
         init_timeout_s: Seconds for the handshake, the initial broadcast, each file of a checkpoint.
         step_timeout_s: Seconds for each collective of a step.
@@ -195,7 +196,7 @@ class DistributedLion(VotingBase):
         self._fixed.note(self.param_groups)
 
     def _do_step(self) -> None:
-        session, every = self._session, self._settings.check_every
+        session = self._session
         if session.ranks.is_alone:
             self._step_alone()
             return
@@ -203,7 +204,7 @@ class DistributedLion(VotingBase):
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         self._fire("before_step", self._known_step)
         with session.lifecycle.exchange(f"step {self._known_step}"):
-            if self._vote_and_commit() and every and self._known_step % every == 0:
+            if self._vote_and_commit() and session.replicas.are_due(step=self._known_step):
                 session.compare_replicas(step=self._known_step)
             if self._settings.overlap:
                 session.try_overlap(step=self._known_step)

@@ -31,6 +31,8 @@ logger = logging.getLogger("distlion")
 NAMED_DIFFERENCES = 5
 FINDING_BYTES = 1024
 """Most bytes of a finding that are sent to ranks with other shards."""
+EARLY_CHECKS = (10, 100)
+"""Steps after the first comparison at which replicas are compared again, also between checks."""
 PIECE_BYTES = 4 << 20
 """Bytes of one broadcast: 3.4 s at 10 Mbit/s, so that no timeout depends on the model."""
 
@@ -54,7 +56,7 @@ class Replicas:
     ) -> None:
         self._connections, self._routing = connections, routing
         self._settings, self._is_sharded = settings, ranks.is_sharded
-        self._is_alone = ranks.is_alone
+        self._is_alone, self._first_step = ranks.is_alone, 0
         self.are_compared = self.were_repaired = False
 
     def take_over(
@@ -108,7 +110,23 @@ class Replicas:
                     rank=link.ranks[link.rank],
                     step=step,
                 )
-        self.are_compared = True
+        self._note_equal(step)
+
+    def are_due(self, *, step: int) -> bool:
+        """Return whether to compare them after a step is committed, ``step`` in number.
+
+        Scripts that change one worker's parameters do so early, in set-up code that runs late; the
+        first steps are therefore looked at more often.
+        """
+        every = self._settings.check_every
+        if every is None:
+            return False
+        taken = step - self._first_step
+        return step % every == 0 or (taken in EARLY_CHECKS and taken < every)
+
+    def _note_equal(self, step: int) -> None:
+        if not self.are_compared:
+            self.are_compared, self._first_step = True, step
 
     def compare(self, params: Sequence[VotingParam], *, step: int) -> int:
         """Compare digests of all parameters, and repair if allowed; return the bytes sent for it.
@@ -126,7 +144,7 @@ class Replicas:
         # Counters' state may have caused the difference. With shards, some ranks repaired none.
         if was_repaired and not self._is_sharded:
             self._routing.tell_counters(step=step)
-        self.are_compared = True
+        self._note_equal(step)
         self.were_repaired |= was_repaired
         return link.counted.sent_bytes
 
