@@ -163,6 +163,10 @@ class AbsentGradientsWarning(UserWarning):
     """No worker has a gradient for any parameter, so that steps are committed and move nothing."""
 
 
+class UnusedParametersWarning(UserWarning):
+    """Some parameters had no gradient on any worker in the first steps, so nothing trains them."""
+
+
 class DifferingModelsWarning(UserWarning):
     """Buffers or frozen parameters differ between workers, so that their models evaluate apart."""
 

@@ -7,9 +7,10 @@ import warnings
 import pytest
 import torch
 
+import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.step.gradients import WATCHED_STEPS
+from distlion.step.gradients import STEPS_OF_USE, WATCHED_STEPS
 from failures import make_optimizer, params_of, set_grads
 
 pytestmark = pytest.mark.distributed
@@ -73,3 +74,58 @@ def step_with_few(rank: int, world_size: int, policy: str) -> list[str]:
 @pytest.mark.parametrize("policy", ["skip", "abstain"])
 def test_a_gradient_on_some_worker_is_no_cause_for_a_warning(policy: str) -> None:
     assert run_workers(step_with_few, 2, policy) == [[], []]
+
+
+class Part:
+    """Parameters of which some are never, or only on one worker, or rarely used."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        sizes = {"used": 5, "elsewhere": 4, "rare": 3, "frozen": 2, "empty": 0}
+        names = [*sizes, *(f"unused{number}" for number in range(6))]
+        params = [torch.nn.Parameter(torch.ones(sizes.get(name, 3))) for name in names]
+        self.named = dict(zip(names, params, strict=True))
+        self.named["frozen"].requires_grad_(False)
+
+    def fill(self, step: int, *, is_local: bool) -> None:
+        for name in ("used", "elsewhere", "rare"):
+            is_here = name == "used" or (name == "elsewhere" and (self.rank == 0 or is_local))
+            if is_here or (name == "rare" and step == STEPS_OF_USE - 1):
+                (self.named[name] * (self.rank + 1 + step)).sum().backward()
+
+
+def watch_use(rank: int, world_size: int) -> dict[str, list[str]]:
+    """Return what is warned of, by optimizer."""
+    found = {}
+    for case in ("plain", "overlap", "local", "parts"):
+        part, is_local = Part(rank), case in ("local", "parts")
+        params = list(part.named.items())
+        if is_local:
+            inner = torch.optim.SGD(params, lr=0.1)
+            parts = 2 if case == "parts" else 1
+            optimizer = distlion.LocalSteps(inner, every=2, parts=parts)
+        else:
+            optimizer = make_optimizer(params, overlap=case == "overlap")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for step in range(STEPS_OF_USE + 12):
+                if step == STEPS_OF_USE - 1:
+                    found[f"{case}, before"] = [str(w.message) for w in seen]
+                part.fill(step, is_local=is_local)
+                optimizer.step()
+                optimizer.zero_grad()
+        unused = [w for w in seen if w.category is errors.UnusedParametersWarning]
+        found[case] = [f"{w.message} {w.filename}" for w in unused]
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_parameters_that_no_worker_uses_in_the_first_steps_are_named_once(world_size: int) -> None:
+    for found in run_workers(watch_use, world_size):
+        for case in ("plain", "overlap", "local", "parts"):
+            assert found[f"{case}, before"] == []
+            (said,) = found[case]
+            where = "on this worker" if case in ("local", "parts") else "on any worker"
+            assert said.startswith(f"6 of 9 parameters had no gradient {where} in the first 10")
+            assert "unused0, unused1, unused2, unused3, unused4 and 1 more." in said
+            assert said.endswith(__file__)

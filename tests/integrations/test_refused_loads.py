@@ -90,5 +90,5 @@ def test_lightning_says_what_is_loaded_where_an_optimizer_does_not_fit(
     for facts in lightning:
         said, is_as_before = facts["Lightning, another seed"]
         assert said.startswith("CheckpointError") and "seed=0" in said
-        assert "Lightning has loaded the model" in said
+        assert "Lightning has already loaded the model" in said
         assert not is_as_before

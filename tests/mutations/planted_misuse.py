@@ -7,6 +7,10 @@ from planted import LIFECYCLE, Mutation
 ARGUMENTS = ("distributed/test_arguments.py",)
 CULPRITS = ("distributed/test_culprits.py",)
 MISUSE = ("distributed/test_misuse_rows.py", "distributed/test_misuse_steps.py")
+USE = (
+    "distributed/test_absent_gradients.py"
+    "::test_parameters_that_no_worker_uses_in_the_first_steps_are_named_once",
+)
 REPLICAS = (
     "distributed/test_replicas.py"
     "::test_a_change_after_the_first_step_is_found_10_or_100_steps_after_the_first",
@@ -84,6 +88,20 @@ MISUSES = (
         "EARLY_CHECKS = (10, 100)",
         "EARLY_CHECKS = ()",
         REPLICAS,
+    ),
+    Mutation(
+        "parameters that one worker uses count as unused",
+        "session/session.py",
+        "voted = [vote.draft.route.list_voted(vote.reply) for vote in votes]",
+        "voted = [[p.position for p in self.params if p.param.grad is not None]]",
+        USE,
+    ),
+    Mutation(
+        "unused parameters are looked for in every step",
+        "step/gradients.py",
+        "        self.is_over, self._used = True, set()\n",
+        "        self._steps, self._used = 0, set()\n",
+        USE,
     ),
     Mutation(
         "a save of differing buffers does not warn",

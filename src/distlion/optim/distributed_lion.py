@@ -234,8 +234,9 @@ class DistributedLion(VotingBase):
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
-        if inputs.wants_digest or follow_up or not any(vote.reply.present.any() for vote in votes):
-            session.observe([vote.reply for vote in votes], wants_digest=inputs.wants_digest)
+        looks = inputs.wants_digest or follow_up or session.watches_use
+        if looks or not any(vote.reply.present.any() for vote in votes):
+            session.observe(votes, wants_digest=inputs.wants_digest)
         self._fire("after_commit", step)
         return True
 
@@ -283,7 +284,7 @@ class DistributedLion(VotingBase):
         session.lifecycle.check_usable()
         if session.step_alone(self.param_groups, self._gather_inputs()):
             self._advance()
-            session.gradients.observe([], session.params)
+            session.observe_alone()
 
     def _fire(self, point: faults.Point, step: int) -> None:
         if faults.armed:

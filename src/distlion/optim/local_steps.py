@@ -279,6 +279,7 @@ class LocalSteps(AroundInner):
         self._votes.period.check_begin()
         result = do_inner_step(self, self._inner, closure)
         self._votes.count_step()
+        self._votes.watch_use()
         return result
 
     @torch.no_grad()

@@ -25,6 +25,7 @@ from distlion.optim.local_pairs import (
 )
 from distlion.optim.local_period import LocalPeriod
 from distlion.optim.outer_step import OuterStep
+from distlion.step import UseWatch
 
 
 class Progress(NamedTuple):
@@ -87,6 +88,7 @@ class LocalVotes:
         self._abstains = False
         names = label_params(inner.param_groups)
         self.pairs = LocalPairs(find_common_device(common_device))
+        self._use = UseWatch("on this worker")
         placed = self.pairs.place(list(names.values()), list(names), known={})
         schedule.check_tensors(self.pairs.own)
         self.common = make(
@@ -145,6 +147,13 @@ class LocalVotes:
             self._begin_late()
         else:
             self.vote_in_turn()
+
+    def watch_use(self) -> None:
+        """Warn once of parameters that local steps cannot move, as they have no gradient."""
+        if not self._use.is_over:
+            names = label_params(self.common.param_groups)
+            named = [(names[common], own) for own, common in self.pairs.pairs]
+            self._use.observe([own for _, own in named if own.grad is not None], named)
 
     def _prepare(self) -> int:
         """Set what the next vote carries besides deltas; return the part that votes."""

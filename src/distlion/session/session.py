@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import Reply, Verdict
+from distlion.exchange import Verdict
 from distlion.failures import Status
 from distlion.options import (
     Diagnosis,
@@ -35,11 +36,13 @@ from distlion.session.replicas import Replicas
 from distlion.session.routing import Routing
 from distlion.session.weights import agree_on_weights, describe_weights, encode_weight
 from distlion.step import (
+    CastVote,
     GradientWatch,
     Lifecycle,
     Ranks,
     StepInputs,
     TrafficMeter,
+    UseWatch,
     VotingParam,
     log_skip,
     note_overflow,
@@ -66,6 +69,7 @@ class Session:
         replicas: The parameters that are equal on all workers.
         meter: The meter of this rank's traffic.
         gradients: The watch for gradients that carry no information.
+        use: The watch for parameters without gradients.
         overlap: The votes that are sent during backward; None without overlap.
         params: The trainable parameters; empty before ``lay_out``, like the next two.
         fingerprint: The settings that must be equal on all ranks.
@@ -92,6 +96,7 @@ class Session:
         self.meetings = Meetings(ranks, settings, self.connections, self.routing, self.meter)
         self.replicas = Replicas(ranks, settings, self.connections, self.routing)
         self.gradients = GradientWatch()
+        self.use: UseWatch = UseWatch("on any worker") if earlier is None else earlier.use
         self.overlap: Overlap | None = None
         self.params: Sequence[VotingParam] = ()
         self.fingerprint = Fingerprint.of_nothing()
@@ -356,17 +361,37 @@ class Session:
         lines, problem = self.fingerprint.list_lines(groups), "".join(inputs.problems[:1])
         return self.meetings.fail(verdict, lines, self.params, problem, step=step)
 
-    def observe(self, replies: Sequence[Reply], *, wants_digest: bool) -> None:
+    def observe(self, votes: Sequence[CastVote], *, wants_digest: bool) -> None:
         """Warn of what a committed step shows: gradients that say nothing, workers that disagree.
 
         Args:
-            replies: One for each bucket.
+            votes: One for each bucket.
             wants_digest: Whether gradients were digested in this step.
         """
+        replies, warn = [vote.reply for vote in votes], self.lifecycle.afterwards.append
         if wants_digest or not any(reply.present.any() for reply in replies):
-            self.lifecycle.afterwards.append(partial(self.gradients.observe, replies, self.params))
+            warn(partial(self.gradients.observe, replies, self.params))
+        if self.watches_use:
+            voted = [vote.draft.route.list_voted(vote.reply) for vote in votes]
+            warn(partial(self._watch_use, set(chain.from_iterable(voted))))
         if self.follow_up is not None:
-            self.lifecycle.afterwards.append(self.follow_up.warn)
+            warn(self.follow_up.warn)
+
+    @property
+    def watches_use(self) -> bool:
+        """Whether to look for parameters without gradients; deltas of local steps are none."""
+        return not self.use.is_over and len(self.routing.turns) == 1
+
+    def observe_alone(self) -> None:
+        """Warn of what a committed step of a worker without others shows."""
+        self.gradients.observe([], self.params)
+        if self.watches_use:
+            self._watch_use({each.position for each in self.params if each.param.grad is not None})
+
+    def _watch_use(self, voted: Collection[int]) -> None:
+        named = [(each.name, each.param) for each in self.params if each.slot.n_elements]
+        used = [each.param for each in self.params if each.position in voted]
+        self.use.observe(used, named)
 
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""

@@ -9,7 +9,7 @@ from distlion.step.alone import (
     step_alone,
 )
 from distlion.step.flat_route import FlatRoute
-from distlion.step.gradients import GradientWatch, look_at_gradients, warn_user
+from distlion.step.gradients import GradientWatch, UseWatch, look_at_gradients, warn_user
 from distlion.step.hyperparameters import (
     GroupNumbers,
     check_hyperparameters,
@@ -82,6 +82,7 @@ __all__ = [
     "StepInputs",
     "Traffic",
     "TrafficMeter",
+    "UseWatch",
     "VotingParam",
     "abstain",
     "abstain_from",

@@ -6,19 +6,26 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from distlion.errors import AbsentGradientsWarning, IdenticalGradientsWarning
+from distlion.errors import (
+    AbsentGradientsWarning,
+    IdenticalGradientsWarning,
+    UnusedParametersWarning,
+)
 from distlion.exchange import Reply
 from distlion.kernels import Kernels, Segment
 from distlion.kernels.coin import mix
 from distlion.step.param import VotingParam
 
 WATCHED_STEPS = 3
+STEPS_OF_USE = 10
+"""Steps within which each parameter should have had a gradient somewhere."""
+NAMED_UNUSED = 5
 
 
 def look_at_gradients(kernels: Kernels, segments: Sequence[Segment]) -> Tensor:
@@ -111,6 +118,55 @@ class GradientWatch:
                 "torch.utils.data.DistributedSampler.",
                 IdenticalGradientsWarning,
             )
+
+
+class UseWatch:
+    """Warn once of parameters that had no gradient in the first steps.
+
+    Args:
+        where: Where gradients are looked for, such as "on any worker".
+
+    Attributes:
+        is_over: Whether no step is looked at any more.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.is_over = False
+        self._where, self._steps = where, 0
+        self._used: set[Tensor] = set()
+
+    def observe(self, used: Collection[Tensor], named: Sequence[tuple[str, Tensor]]) -> None:
+        """Examine a step.
+
+        Args:
+            used: Parameters that had a gradient.
+            named: All parameters, with their names.
+        """
+        if self.is_over:
+            return
+        self._used.update(used)
+        self._steps += 1
+        if self._steps < STEPS_OF_USE:
+            return
+        trained = [(name, p) for name, p in named if p.requires_grad and p.numel()]
+        # A gradient that was not finite is one that was not voted on.
+        unused = [name for name, p in trained if p not in self._used and p.grad is None]
+        has_use = bool(self._used)  # or AbsentGradientsWarning has told
+        self.is_over, self._used = True, set()
+        if unused and has_use:
+            self._warn(unused, len(trained))
+
+    def _warn(self, unused: Sequence[str], n_trained: int) -> None:
+        more = len(unused) - NAMED_UNUSED
+        listed = ", ".join(unused[:NAMED_UNUSED]) + (f" and {more} more" if more > 0 else "")
+        warn_user(
+            f"{len(unused)} of {n_trained} parameters had no gradient {self._where} in the first "
+            f"{STEPS_OF_USE} steps: {listed}. Was a layer replaced after the "
+            "optimizer was made? The new layer is then not trained, and may differ between workers: make the "
+            "optimizer last. If the loss does not use these parameters, freeze them by "
+            "requires_grad_(False), or leave them out of the optimizer.",
+            UnusedParametersWarning,
+        )
 
 
 _INSIDE = (
