@@ -167,6 +167,10 @@ class UnusedParametersWarning(UserWarning):
     """Some parameters had no gradient on any worker in the first steps, so nothing trains them."""
 
 
+class OneWorkersStateWarning(UserWarning):
+    """``state_dict()`` holds one worker's momentum, and other workers have others."""
+
+
 class DifferingModelsWarning(UserWarning):
     """Buffers or frozen parameters differ between workers, so that their models evaluate apart."""
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import distlion
 from cluster import run_workers
@@ -114,6 +116,47 @@ def save_what_differs(rank: int, world_size: int, folder: str) -> dict[str, list
         worker.save(f"{folder}/b")
         collect("frozen")
     return heard
+
+
+def copy_states(rank: int, world_size: int, folder: str) -> dict[str, list[str]]:
+    """Ask optimizers for their state in several ways, and return the warnings."""
+    heard: dict[str, list[str]] = {}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+
+        def collect(case: str) -> None:
+            found = [w for w in seen if w.category is errors.OneWorkersStateWarning]
+            heard[case] = [f"{w.message} {w.filename}" for w in found]
+            seen.clear()
+
+        for name, local in (("votes", False), ("local", True)):
+            worker = Worker(rank)
+            optimizer: Any = worker.optimizer
+            if local:
+                inner = torch.optim.AdamW([p for p in worker.model.parameters() if p.requires_grad])
+                optimizer = distlion.LocalSteps(inner, every=2)
+            distlion.save_checkpoint(f"{folder}/{name}", worker.model, optimizer)
+            distlion.load_checkpoint(f"{folder}/{name}", worker.model, optimizer)
+            collect(f"{name}, checkpoint")
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.state_dict()
+            collect(name)
+        sharded = nn.Linear(8, 8)
+        mesh_dims = {"mesh_dim_names": ("replicate", "shard")}
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (world_size, 1), **mesh_dims))
+        distlion.DistributedLion(sharded.parameters()).state_dict()
+        collect("sharded")
+    return heard
+
+
+def test_a_state_of_one_worker_says_so_once_and_checkpoints_do_not(tmp_path: Path) -> None:
+    for heard in run_workers(copy_states, 2, str(tmp_path)):
+        for case in ("votes", "local"):
+            assert heard.pop(f"{case}, checkpoint") == []
+            (said,) = heard.pop(case)
+            assert "each of the 2 workers" in said and "save_checkpoint" in said
+            assert said.endswith(__file__)
+        assert heard == {"sharded": []}
 
 
 DIFFERING = errors.DifferingModelsWarning

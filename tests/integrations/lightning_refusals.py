@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import distlion
+from distlion import errors
 from integrations.exam import tell_place
 from integrations.job import Job
 from integrations.refusals import catch, decay, flip
@@ -24,7 +26,11 @@ def meet_damage_under_lightning(rank: int, world_size: int, folder: str) -> dict
     """Load from copies of one checkpoint, each damaged for rank 1."""
     logging.getLogger("lightning").setLevel(logging.ERROR)
     tell_place(rank, world_size)
-    return {**_load_by_fabric(rank, folder), **_fit(rank, folder)}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        outcomes = {**_load_by_fabric(rank, folder), **_fit(rank, folder)}
+    told = [str(w.message) for w in seen if w.category is errors.OneWorkersStateWarning]
+    return {**outcomes, "told of one worker's state": ("".join(told), True)}
 
 
 def _copy(saved: Path, name: str, rank: int) -> Path:

@@ -108,10 +108,14 @@ SAVING = {"save_strategy": "steps", "save_steps": 2}
 
 def _resume(rank: int, folder: str) -> Facts:
     facts: Facts = {}
-    straight = make_trainer(f"{folder}/a", rank, **SAVING)
-    straight.train()
-    resumed = make_trainer(f"{folder}/b", rank, save_strategy="no")
-    resumed.train(resume_from_checkpoint=f"{folder}/a/checkpoint-2")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        straight = make_trainer(f"{folder}/a", rank, **SAVING)
+        straight.train()
+        resumed = make_trainer(f"{folder}/b", rank, save_strategy="no")
+        resumed.train(resume_from_checkpoint=f"{folder}/a/checkpoint-2")
+    told = errors.OneWorkersStateWarning in [w.category for w in seen]
+    facts["told of one worker's state"] = told
     facts["resumes with dropout"] = are_equal(state_of(straight), state_of(resumed))
     start = make_trainer(f"{folder}/b", rank)
     facts["momenta at step 2"] = load_momenta(start, f"{folder}/a/checkpoint-2")
@@ -263,6 +267,7 @@ def test_dropout_and_momenta_resume(two: Any) -> None:
     for facts in two[1]:
         assert facts["resumes with dropout"]
         assert facts["steps of two trainings"] == 8
+        assert not facts["told of one worker's state"]
 
 
 def test_buffers_begin_as_those_of_rank_0(two: Any) -> None:

@@ -76,6 +76,14 @@ def test_lightning_refuses_damage_before_it_loads_weights(
 
 
 @pytest.mark.slow
+def test_lightning_and_fabric_do_not_warn_of_a_state_that_they_save_for_all(
+    lightning: list[dict[str, tuple[str, bool]]],
+) -> None:
+    for facts in lightning:
+        assert facts["told of one worker's state"][0] == ""
+
+
+@pytest.mark.slow
 def test_lightning_ends_with_an_error_where_replicas_differ(
     lightning: list[dict[str, tuple[str, bool]]],
 ) -> None:

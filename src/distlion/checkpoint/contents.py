@@ -14,7 +14,7 @@ from distlion.checkpoint.local import LOCAL, collect_local, replace_by_common
 from distlion.checkpoint.tree import encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels import choose_kernels
-from distlion.optim import WORKER_KEY, LocalSteps, VotingBase, list_kept
+from distlion.optim import WORKER_KEY, LocalSteps, VotingBase, list_kept, read_state
 from distlion.session import MomentumOwnership
 
 OUTSIDE = "parameter outside of the model: "
@@ -73,7 +73,7 @@ def collect(
     Raises:
         CheckpointError: Some of it cannot be saved, or the state is between two steps.
     """
-    state = optimizer.state_dict()
+    state = read_state(optimizer)
     tensors: dict[str, Tensor] = {}
     entries, aliases, others = _split_model(model)
     tree = {

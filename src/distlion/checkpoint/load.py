@@ -21,7 +21,7 @@ from distlion.checkpoint.remap import WorldChange, check_world_change
 from distlion.checkpoint.save import finish_pending, ownership_of
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, VotingBase
+from distlion.optim import LocalSteps, VotingBase, read_state
 
 CALL = "load_checkpoint()"
 
@@ -183,7 +183,7 @@ class Loading:
         with self._ownership.meeting(CALL):
             _, problem = attempt(self._overwrite)
             self._ownership.agree(CALL, problem)
-        self._before = self._optimizer.state_dict(), list_loaded(self._optimizer)
+        self._before = read_state(self._optimizer), list_loaded(self._optimizer)
         # Last, as it compares with all workers once more and can fail on all of them.
         self._optimizer.load_state_dict(self._parsed.optimizer)
         reader = self._reader

@@ -29,7 +29,7 @@ from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, VotingBase, describe_move
+from distlion.optim import LocalSteps, VotingBase, describe_move, read_state
 from distlion.session import MomentumOwnership
 
 
@@ -233,7 +233,7 @@ class Reader:
         return outside
 
     def _read_optimizer(self, tree: Mapping[str, Any], optimizer: VotingBase) -> dict[str, Any]:
-        present = optimizer.state_dict()
+        present = read_state(optimizer)
         groups = decode_tree(tree["groups"], self._own.take)
         if any(group["step"] != self.manifest.step for group in groups):
             raise CheckpointError(

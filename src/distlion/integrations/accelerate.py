@@ -22,6 +22,7 @@ from distlion.integrations.frameworks import (
     check_version,
     check_votes,
     hold_back,
+    save_for_all,
     vote_on_deltas,
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
@@ -106,7 +107,7 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
         """Prepare an optimizer, which must vote."""
         if not isinstance(optimizer, _VotingOptimizer):
             placement = self.device_placement if device_placement is None else device_placement
-            voter = check_votes(optimizer, type(self).__name__)
+            voter = save_for_all(check_votes(optimizer, type(self).__name__))
             optimizer = _VotingOptimizer(voter, placement, self.scaler)
             self._voting.append(optimizer)
             self._meters.append(VoteMeter(voter))

@@ -22,6 +22,7 @@ from distlion.integrations.frameworks import (
     check_version,
     check_votes,
     hold_back,
+    save_for_all,
     vote_on_deltas,
 )
 from distlion.optim import DistributedLion, LocalSteps
@@ -73,7 +74,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer, which must vote, with its momenta on its parameters' devices."""
-        voter = check_votes(optimizer, type(self).__name__)
+        voter = save_for_all(check_votes(optimizer, type(self).__name__))
         if isinstance(voter, DistributedLion):
             voter.load_state_dict(voter.state_dict())
         self._voters.append(voter)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlion.errors import CheckpointError, MissingDependencyError, UnsupportedTypeError
-from distlion.optim import DistributedLion, LocalSteps
+from distlion.optim import DistributedLion, LocalSteps, expect_all_saved
 
 
 def check_version(package: str, *, major: int, extra: str) -> None:
@@ -62,6 +62,12 @@ def check_votes(optimizer: Any, where: str) -> Voter:
             )
         optimizer = inner
     return optimizer
+
+
+def save_for_all(voter: Voter) -> Voter:
+    """Note that a bridge saves every worker's state, and return the optimizer."""
+    expect_all_saved(voter.outer_optimizer if isinstance(voter, LocalSteps) else voter)
+    return voter
 
 
 def hold_back(voter: Voter) -> AbstractContextManager[None]:

@@ -30,6 +30,7 @@ from distlion.integrations.frameworks import (
     compare_at_end,
     hold_back,
     naming_what_is_loaded,
+    save_for_all,
     vote_on_deltas,
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
@@ -94,7 +95,7 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         """Create optimizers, which must vote."""
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
-            check_votes(optimizer, type(self).__name__)
+            save_for_all(check_votes(optimizer, type(self).__name__))
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

@@ -37,6 +37,7 @@ from distlion.integrations.frameworks import (
     compare_at_end,
     hold_back,
     naming_what_is_loaded,
+    save_for_all,
     vote_on_deltas,
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
@@ -161,7 +162,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         self._check_optimizer()
         if self._meter is None:
-            self._meter = VoteMeter(self.voter)
+            self._meter = VoteMeter(save_for_all(self.voter))
             broadcast_tensors(self.model.buffers())
         return optimizer
 

@@ -1,7 +1,7 @@
 """The optimizers that a user constructs: Lion, alone and with workers that vote."""
 
 from distlion.optim.around import check_inner
-from distlion.optim.base import VotingBase
+from distlion.optim.base import VotingBase, expect_all_saved, read_state
 from distlion.optim.common_point import CommonPoint, copy_to_common, find_delta
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.inner_state import find_broken, reset_broken
@@ -45,6 +45,7 @@ __all__ = [
     "copy_to_common",
     "describe_move",
     "divide",
+    "expect_all_saved",
     "find_broken",
     "find_delta",
     "is_trying_overlap",
@@ -52,6 +53,7 @@ __all__ = [
     "list_kept",
     "move_on",
     "paper_settings",
+    "read_state",
     "rehearse_step",
     "reset_broken",
     "take_turns",

@@ -272,6 +272,8 @@ class VotingBase(LionBase):
     _settings: Settings
     _known_step = 0
     _takes_scales = False
+    _has_told_of_state = False
+    """Whether ``state_dict()`` has warned that it holds one worker's state, or need not."""
 
     def __init__(
         self,
@@ -392,3 +394,21 @@ class VotingBase(LionBase):
         parsed["param_groups"][0].setdefault(AGREEMENT_KEY, [])
         sketched = map_momenta(parsed, self.param_groups, self._pieces.sketch)
         return {**self._check_state(sketched), "state": parsed["state"]}
+
+
+def read_state(optimizer: VotingBase) -> dict[str, Any]:
+    """Return ``state_dict()`` to a caller that saves or restores every worker's: without a warning.
+
+    Raises:
+        CheckpointError: As ``state_dict()``.
+    """
+    has_told, optimizer._has_told_of_state = optimizer._has_told_of_state, True
+    try:
+        return optimizer.state_dict()
+    finally:
+        optimizer._has_told_of_state = has_told
+
+
+def expect_all_saved(optimizer: VotingBase) -> None:
+    """Note that a trainer saves every worker's state, so that ``state_dict()`` does not warn."""
+    optimizer._has_told_of_state = True

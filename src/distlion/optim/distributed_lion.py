@@ -18,7 +18,7 @@ from distlion.failures import Status
 from distlion.kernels import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
-from distlion.optim.saved_state import parse_or_note, restoring
+from distlion.optim.saved_state import parse_or_note, restoring, warn_of_one_state
 from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes, Settings
 from distlion.session import (
     Fingerprint,
@@ -373,11 +373,15 @@ class DistributedLion(VotingBase):
 
         Its momentum loads into any ``Lion``. ``save_checkpoint`` keeps all workers' momenta, as the
         state of DTensors does: (workers, *shape), of which a ``Lion`` takes ``full_tensor()[i]``.
+        Among several workers, OneWorkersStateWarning says so once.
 
         Raises:
             CheckpointError: An exception cut a commit short.
         """
         self._session.lifecycle.check_whole()
+        if not self._has_told_of_state and self._session.has_one_workers_state:
+            self._has_told_of_state = True
+            warn_of_one_state(self._session.ranks.n_ranks)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError
+from distlion.optim.base import read_state
 from distlion.optim.local_arguments import Schedule
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.saved_state import reading_state, restoring
@@ -96,7 +97,7 @@ def load_local_state(
             problem = error
         common.agree(CALL, problem, said)
         # All ranks make the same calls, also where one of them has a state without the rest.
-        common.load_state_dict(common.state_dict() if own is None else own["votes"])
+        common.load_state_dict(read_state(common) if own is None else own["votes"])
     if own is None:
         return None
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.aggregation import Aggregation, TernaryVote, list_worker_state, parse_rule
-from distlion.errors import CheckpointError, DistlionError
+from distlion.errors import CheckpointError, DistlionError, OneWorkersStateWarning
 from distlion.optim.saved_groups import (
     WORKER_KEY,
     check_agreements,
@@ -24,7 +24,7 @@ from distlion.optim.saved_groups import (
     take_lions,
 )
 from distlion.options import export_agreement
-from distlion.step import is_dtensor, read_step
+from distlion.step import is_dtensor, read_step, warn_user
 
 
 @contextmanager
@@ -43,6 +43,17 @@ def reading_state() -> Iterator[None]:
             f"the saved state is malformed ({type(error).__name__}: {shorten(str(error))}). "
             "Expected what state_dict() of a Lion returns. Nothing was changed"
         ) from error
+
+
+def warn_of_one_state(n_ranks: int) -> None:
+    """Warn that ``state_dict()`` holds the state of one of several ranks."""
+    warn_user(
+        f"state_dict() holds this worker's state alone, and each of the {n_ranks} workers has a "
+        "momentum of its own. A file that rank 0 saves for all cannot be resumed from. Call "
+        "distlion.save_checkpoint(path, model, optimizer) on every rank, which saves all of them. "
+        "To roll back this worker itself, the state is complete.",
+        OneWorkersStateWarning,
+    )
 
 
 def parse_or_note(

@@ -393,6 +393,11 @@ class Session:
         used = [each.param for each in self.params if each.position in voted]
         self.use.observe(used, named)
 
+    @property
+    def has_one_workers_state(self) -> bool:
+        """Whether others have momenta of their own; those of DTensors are saved for all workers."""
+        return not self.ranks.is_alone and self.sharding is None
+
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""
         if self.ranks.is_alone:

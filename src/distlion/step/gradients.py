@@ -162,9 +162,9 @@ class UseWatch:
         warn_user(
             f"{len(unused)} of {n_trained} parameters had no gradient {self._where} in the first "
             f"{STEPS_OF_USE} steps: {listed}. Was a layer replaced after the "
-            "optimizer was made? The new layer is then not trained, and may differ between workers: make the "
-            "optimizer last. If the loss does not use these parameters, freeze them by "
-            "requires_grad_(False), or leave them out of the optimizer.",
+            "optimizer was made? The new layer is then not trained, and may differ between "
+            "workers: make the optimizer last. If the loss does not use these parameters, freeze "
+            "them by requires_grad_(False), or leave them out of the optimizer.",
             UnusedParametersWarning,
         )
 
