@@ -303,6 +303,10 @@ def test_what_cannot_be_voted_on_is_refused() -> None:
         VoteServer({"count": torch.zeros(3, dtype=torch.int64)}, ServerSettings())
     with pytest.raises(InvalidArgumentError, match="no elements"):
         VoteServer({"empty": torch.zeros(0)}, ServerSettings())
+    norm = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).state_dict()
+    del norm["1.num_batches_tracked"]
+    with pytest.raises(InvalidArgumentError, match=r"1\.running_mean is a running statistic"):
+        VoteServer(norm, ServerSettings())
 
 
 def test_half_precision_is_rounded_once() -> None:

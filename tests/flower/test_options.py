@@ -217,3 +217,30 @@ def test_outcomes_are_kept_of_so_many_rounds_only(monkeypatch: pytest.MonkeyPatc
     strategy = flower.Votes(fraction_evaluate=0.0)
     start(strategy, num_rounds=5)
     assert [outcome.round for outcome in strategy.outcomes] == [2, 3, 4]
+
+
+def train_a_norm(message: Message, context: Context) -> Message:
+    """Vote with other parameters, and other statistics too."""
+    before = message.content["arrays"]
+    after = {name: array.numpy() - 2 for name, array in before.items()}
+    return flower.vote(message, before, after, 10)
+
+
+def make_norm() -> ArrayRecord:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    return ArrayRecord(model.state_dict())
+
+
+def test_running_statistics_are_refused_by_name_or_stay() -> None:
+    grid, arrays = InProcessGrid(train_a_norm, 3), make_norm()
+    strategy = flower.Votes(fraction_evaluate=0.0)
+    with pytest.raises(InvalidArgumentError, match=r"1\.running_mean and 1 more.*GroupNorm.*keep"):
+        strategy.start(grid, arrays, num_rounds=1)
+    keeping = flower.Votes(fraction_evaluate=0.0, statistics="keep")
+    found = keeping.start(grid, arrays, num_rounds=2).arrays
+    assert keeping.outcomes[-1].committed
+    for name, array in arrays.items():
+        is_kept = name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+        assert np.array_equal(array.numpy(), found[name].numpy()) == is_kept, name
+    with pytest.raises(InvalidArgumentError, match="statistics"):
+        flower.Votes(statistics="vote")  # type: ignore[arg-type]

@@ -7,6 +7,10 @@ from planted import LIFECYCLE, Mutation
 ARGUMENTS = ("distributed/test_arguments.py",)
 CULPRITS = ("distributed/test_culprits.py",)
 MISUSE = ("distributed/test_misuse_rows.py", "distributed/test_misuse_steps.py")
+STATES = (
+    "distributed/test_checkpoints_of_what_is_trained.py"
+    "::test_a_state_of_one_worker_says_so_once_and_checkpoints_do_not",
+)
 USE = (
     "distributed/test_absent_gradients.py"
     "::test_parameters_that_no_worker_uses_in_the_first_steps_are_named_once",
@@ -102,6 +106,20 @@ MISUSES = (
         "        self.is_over, self._used = True, set()\n",
         "        self._steps, self._used = 0, set()\n",
         USE,
+    ),
+    Mutation(
+        "the state of one worker is saved without a word",
+        "session/session.py",
+        "return not self.ranks.is_alone and self.sharding is None",
+        "return False",
+        STATES,
+    ),
+    Mutation(
+        "every save warns of the state of one worker",
+        "optim/base.py",
+        "has_told, optimizer._has_told_of_state = optimizer._has_told_of_state, True",
+        "has_told = optimizer._has_told_of_state",
+        STATES,
     ),
     Mutation(
         "a save of differing buffers does not warn",

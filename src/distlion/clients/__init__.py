@@ -3,7 +3,7 @@
 from distlion.clients.ballot import RULES, Ballot, Call, cast_ballot
 from distlion.clients.count import weigh
 from distlion.clients.metrics import average_metrics
-from distlion.clients.places import Places, find_deltas
+from distlion.clients.places import Places, find_deltas, list_statistics
 from distlion.clients.refusals import Refusal
 from distlion.clients.server import Outcome, VoteServer
 from distlion.clients.settings import ServerSettings
@@ -20,5 +20,6 @@ __all__ = [
     "average_metrics",
     "cast_ballot",
     "find_deltas",
+    "list_statistics",
     "weigh",
 ]

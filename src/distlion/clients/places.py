@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.layout import Bucket, fill_buckets, place_parameters
 
+STATISTICS = ("running_mean", "running_var")
+"""Last parts of the names of running statistics, as in torch's norms."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -34,9 +36,16 @@ class Places:
         """Place parameters in the order of the mapping.
 
         Raises:
-            InvalidArgumentError: There is no element to vote on.
+            InvalidArgumentError: There is no element to vote on, or a parameter has the name of a
+                running statistic.
             UnsupportedTypeError: Votes do not support a dtype.
         """
+        if statistics := list_statistics(params):
+            raise InvalidArgumentError(
+                f"{statistics[0]} is a running statistic. A vote moves all elements of an array by "
+                "one size, so that a variance would become negative. Expected parameters. Leave "
+                "it out of the vote"
+            )
         for name, param in params.items():
             if param.dtype not in DTYPES:
                 raise UnsupportedTypeError(
@@ -64,6 +73,11 @@ class Places:
     def n_elements(self) -> int:
         """Number of elements that are voted on."""
         return sum(slot.n_elements for slot in self.bucket.slots)
+
+
+def list_statistics(names: Iterable[str]) -> list[str]:
+    """List the names of running statistics, on which no vote makes sense."""
+    return [name for name in names if name.rpartition(".")[2] in STATISTICS]
 
 
 def find_deltas(

@@ -17,11 +17,13 @@ from distlion.clients import (
     average_metrics,
     cast_ballot,
     find_deltas,
+    list_statistics,
     weigh,
 )
 from distlion.errors import InvalidArgumentError
 from distlion.integrations.frameworks import check_version
 from distlion.kernels import Coins
+from distlion.options import check_choice
 
 check_version("flwr", major=1, extra="flower")
 from flwr.app import (  # noqa: E402, once its version is known
@@ -77,6 +79,9 @@ class Votes(FedAvg):  # type: ignore[misc]
             momentum stay.
         max_scale: Largest mean |d| of a reply that is taken.
         seed: Seed of ties.
+        statistics: "raise" refuses arrays with the names of running statistics, ``running_mean``
+            and ``running_var``, on which votes make no sense. "keep" leaves them as in
+            ``initial_arrays``, for clients that keep or recompute their own.
         options: Options of ``flwr.serverapp.strategy.FedAvg``: ``fraction_train``,
             ``min_train_nodes``, ``fraction_evaluate`` and so on. ``weighted_by_key`` has to be
             "num-examples", which ``vote`` writes.
@@ -86,14 +91,16 @@ class Votes(FedAvg):  # type: ignore[misc]
             with their reasons.
 
     Raises:
-        InvalidArgumentError: A number is out of range, or a key cannot be chosen.
+        InvalidArgumentError: A number is out of range, or a key cannot be chosen; in ``start``,
+            arrays have running statistics.
         MissingDependencyError: On import: flwr is missing, or has another major version.
         NonFiniteError: In ``start``: an array is not finite.
         UnsupportedTypeError: A value has a wrong type; in ``start``, an array is complex, or has a
             float dtype other than float32 and float16.
 
     Notes:
-        Integer arrays, such as BatchNorm's counters, keep their ``initial_arrays``.
+        Integer arrays, such as BatchNorm's counters, keep their ``initial_arrays``; with
+        ``statistics="keep"``, running statistics too.
 
         Invalid replies are not taken: failed ones, second ones, replies of another round, rule,
         length, dtype or node, and replies with a scale that is too large or not finite. They are
@@ -125,10 +132,13 @@ class Votes(FedAvg):  # type: ignore[misc]
         min_replies: int = 1,
         max_scale: float = 1e3,
         seed: int = 0,
+        statistics: Literal["raise", "keep"] = "raise",
         **options: Any,
     ) -> None:
         super().__init__(**options)
         _check_keys(self)
+        check_choice("statistics", statistics, ("raise", "keep"))
+        self._keeps_statistics = statistics == "keep"
         self._train_metrics = options.get("train_metrics_aggr_fn")
         self._evaluate_metrics = options.get("evaluate_metrics_aggr_fn")
         self.settings = ServerSettings(
@@ -254,6 +264,8 @@ class Votes(FedAvg):  # type: ignore[misc]
 
     def _make_server(self, arrays: ArrayRecord) -> VoteServer:
         """Make a server for arrays that differ from the last round's."""
+        if not self._keeps_statistics:
+            _refuse_statistics(list_statistics(arrays))
         server = VoteServer(records.read_arrays(arrays), self.settings)
         if self._loaded is not None:
             server.load_state_dict(self._loaded)
@@ -261,6 +273,23 @@ class Votes(FedAvg):  # type: ignore[misc]
             logger.warning("the arrays differ from the last round's: momentum begins with 0")
         self._arrays, self._loaded = arrays, None
         return server
+
+
+def _refuse_statistics(names: Sequence[str]) -> None:
+    """Refuse running statistics.
+
+    Raises:
+        InvalidArgumentError: There are some.
+    """
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise InvalidArgumentError(
+            f"initial_arrays have running statistics: {names[0]}{more}. A vote moves all elements "
+            "of an array by one size, so that a variance would become negative. Use GroupNorm or "
+            "LayerNorm, or BatchNorm with track_running_stats=False. If clients evaluate with "
+            'statistics of their own, give Votes(statistics="keep"): the server\'s then stay as '
+            "they are"
+        )
 
 
 def _check_keys(strategy: FedAvg) -> None:

@@ -19,7 +19,7 @@ from flwr.app import (
 )
 from torch import Tensor
 
-from distlion.clients import Ballot, Call, Places, Refusal
+from distlion.clients import Ballot, Call, Places, Refusal, list_statistics
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 
 KEY = "distlion"
@@ -73,7 +73,7 @@ def read_call(message: Message) -> tuple[Call, dict[str, Tensor]]:
 
 
 def read_arrays(arrays: ArrayRecord) -> dict[str, Tensor]:
-    """Read the arrays that are voted on: all but integers and booleans.
+    """Read the arrays that are voted on: all but integers, booleans and running statistics.
 
     Raises:
         UnsupportedTypeError: An array has another type, such as complex numbers.
@@ -85,8 +85,11 @@ def read_arrays(arrays: ArrayRecord) -> dict[str, Tensor]:
                 f"{name} is {value.dtype}; expected floats to vote on, or integers that stay as "
                 "they are. Send complex numbers as pairs of floats (torch.view_as_real)"
             )
+    statistics = list_statistics(values)
     return {
-        name: torch.from_numpy(value) for name, value in values.items() if value.dtype.kind == "f"
+        name: torch.from_numpy(value)
+        for name, value in values.items()
+        if value.dtype.kind == "f" and name not in statistics
     }
 
 
