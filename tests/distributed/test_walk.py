@@ -26,7 +26,7 @@ def trace_step(rank: int, world_size: int) -> list[str]:
     """Return the file of each of our calls within a step, in order."""
     params = [nn.Parameter(torch.ones(8, 8)) for _ in range(16)]
     optimizer = distlion.DistributedLion(params, lr=1e-3, exchange=distlion.AllReduce())
-    for step in range(4):  # the first steps compare replicas and gradients
+    for step in range(12):  # the first steps compare replicas and look at gradients
         set_grads(params, rank, step)
         optimizer.step()
     set_grads(params, rank, 4)

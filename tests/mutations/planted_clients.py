@@ -15,6 +15,13 @@ ROUNDS = ("virtual/test_virtual_clients.py",)
 
 CLIENTS = (
     Mutation(
+        "clients: running statistics are voted on",
+        "clients/places.py",
+        "if statistics := list_statistics(params):",
+        "if statistics := list_statistics(()):",
+        SERVED,
+    ),
+    Mutation(
         "clients: a second vote counts in place of the first",
         SERVER,
         "        if node in current.ballots:\n            return Refusal.SECOND\n",

@@ -82,8 +82,8 @@ MISUSES = (
     Mutation(
         "replicas are compared early after a start alone, not after a load",
         "session/replicas.py",
-        "self.are_compared, self._first_step = True, step",
-        "self.are_compared = True",
+        "            self._first_step = step\n",
+        "            self._first_step = 0\n",
         REPLICAS,
     ),
     Mutation(

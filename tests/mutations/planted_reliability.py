@@ -106,7 +106,7 @@ RELIABILITY = (
     Mutation(
         "agreement: ranks do not warn",
         "session/session.py",
-        "            self.lifecycle.afterwards.append(self.follow_up.warn)\n",
+        "            warn(self.follow_up.warn)\n",
         "            pass\n",
         ("distributed/test_disagreeing_workers.py",),
     ),

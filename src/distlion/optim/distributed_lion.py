@@ -204,7 +204,7 @@ class DistributedLion(VotingBase):
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         self._fire("before_step", self._known_step)
         with session.lifecycle.exchange(f"step {self._known_step}"):
-            if self._vote_and_commit() and session.replicas.are_due(step=self._known_step):
+            if self._vote_and_commit() and self._known_step >= session.replicas.due_step:
                 session.compare_replicas(step=self._known_step)
             if self._settings.overlap:
                 session.try_overlap(step=self._known_step)
@@ -234,7 +234,7 @@ class DistributedLion(VotingBase):
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
-        looks = inputs.wants_digest or follow_up or session.watches_use
+        looks = inputs.wants_digest or follow_up or not session.use.is_over
         if looks or not any(vote.reply.present.any() for vote in votes):
             session.observe(votes, wants_digest=inputs.wants_digest)
         self._fire("after_commit", step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ class Replicas:
 
     Attributes:
         are_compared: Whether they have been found equal since they were last loaded.
+        due_step: Number of committed steps at which to compare them next; infinite for never, and
+            before the first comparison.
         were_repaired: Whether some were repaired; the code that acts on it resets it.
     """
 
@@ -58,6 +61,7 @@ class Replicas:
         self._settings, self._is_sharded = settings, ranks.is_sharded
         self._is_alone, self._first_step = ranks.is_alone, 0
         self.are_compared = self.were_repaired = False
+        self.due_step: float = math.inf
 
     def take_over(
         self, params: Sequence[VotingParam], everything: Sequence[Tensor], *, step: int
@@ -110,23 +114,23 @@ class Replicas:
                     rank=link.ranks[link.rank],
                     step=step,
                 )
-        self._note_equal(step)
+        self._set_due(step)
+        self.are_compared = True
 
-    def are_due(self, *, step: int) -> bool:
-        """Return whether to compare them after a step is committed, ``step`` in number.
+    def _set_due(self, step: int) -> None:
+        """Set the next step to compare at; set-up code that runs late does harm in the first ones.
 
-        Scripts that change one worker's parameters do so early, in set-up code that runs late; the
-        first steps are therefore looked at more often.
+        Args:
+            step: Number of steps committed, equal on all ranks.
         """
-        every = self._settings.check_every
-        if every is None:
-            return False
-        taken = step - self._first_step
-        return step % every == 0 or (taken in EARLY_CHECKS and taken < every)
-
-    def _note_equal(self, step: int) -> None:
         if not self.are_compared:
-            self.are_compared, self._first_step = True, step
+            self._first_step = step
+        every = self._settings.check_every
+        if every is not None:
+            early = [self._first_step + after for after in EARLY_CHECKS if after < every]
+            self.due_step = min(
+                each for each in (*early, (step // every + 1) * every) if each > step
+            )
 
     def compare(self, params: Sequence[VotingParam], *, step: int) -> int:
         """Compare digests of all parameters, and repair if allowed; return the bytes sent for it.
@@ -139,12 +143,13 @@ class Replicas:
         timeout_s = self._settings.step_timeout_s
         link = self._connections.link_replicas(timeout_s)
         was_repaired = False
+        self._set_due(step)
         with self._as_one(timeout_s, step=step):
             was_repaired = verify_replicas(link, params, self._settings.on_mismatch, step=step)
         # Counters' state may have caused the difference. With shards, some ranks repaired none.
         if was_repaired and not self._is_sharded:
             self._routing.tell_counters(step=step)
-        self._note_equal(step)
+        self.are_compared = True
         self.were_repaired |= was_repaired
         return link.counted.sent_bytes
 

@@ -371,31 +371,28 @@ class Session:
         replies, warn = [vote.reply for vote in votes], self.lifecycle.afterwards.append
         if wants_digest or not any(reply.present.any() for reply in replies):
             warn(partial(self.gradients.observe, replies, self.params))
-        if self.watches_use:
+        if not self.use.is_over:
             voted = [vote.draft.route.list_voted(vote.reply) for vote in votes]
             warn(partial(self._watch_use, set(chain.from_iterable(voted))))
         if self.follow_up is not None:
             warn(self.follow_up.warn)
 
-    @property
-    def watches_use(self) -> bool:
-        """Whether to look for parameters without gradients; deltas of local steps are none."""
-        return not self.use.is_over and len(self.routing.turns) == 1
-
     def observe_alone(self) -> None:
         """Warn of what a committed step of a worker without others shows."""
         self.gradients.observe([], self.params)
-        if self.watches_use:
+        if not self.use.is_over:
             self._watch_use({each.position for each in self.params if each.param.grad is not None})
 
     def _watch_use(self, voted: Collection[int]) -> None:
+        if len(self.routing.turns) > 1:  # of local steps, which look at their own gradients
+            self.use.is_over = True
         named = [(each.name, each.param) for each in self.params if each.slot.n_elements]
         used = [each.param for each in self.params if each.position in voted]
         self.use.observe(used, named)
 
     @property
     def has_one_workers_state(self) -> bool:
-        """Whether others have momenta of their own; those of DTensors are saved for all workers."""
+        """True if other workers have momenta of their own; DTensors hold all workers'."""
         return not self.ranks.is_alone and self.sharding is None
 
     def plan(self, step: int) -> ByteCount:
