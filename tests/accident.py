@@ -98,7 +98,8 @@ def make_optimizer(timeout_s: float, options: dict[str, Any]) -> distlion.Distri
         (f"p{index}", torch.nn.Parameter(torch.full((n,), 0.5)))
         for index, n in enumerate((700, 1300, 2100))
     ]
-    return distlion.DistributedLion(params, lr=1e-2, step_timeout_s=timeout_s, **options)
+    limits = {"step_timeout_s": timeout_s, "busy_timeout_s": timeout_s}
+    return distlion.DistributedLion(params, lr=1e-2, **{**limits, **options})
 
 
 def do_step(optimizer: distlion.DistributedLion, rank: int) -> None:

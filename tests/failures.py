@@ -43,7 +43,8 @@ def bfloat16_params() -> list[tuple[str, torch.nn.Parameter]]:
 
 def make_optimizer(named_params: Any = None, **options: Any) -> distlion.DistributedLion:
     return distlion.DistributedLion(
-        named_params or make_params(), **({"step_timeout_s": 20, "lr": 1e-2} | options)
+        named_params or make_params(),
+        **({"step_timeout_s": 20, "busy_timeout_s": 20, "lr": 1e-2} | options),
     )
 
 
@@ -109,7 +110,7 @@ def lose_patience(optimizer: distlion.DistributedLion, *, after_s: float = 1.0) 
     """Let this rank alone give up so soon, whatever its ``step_timeout_s`` is."""
     link = optimizer._session.routing.between
     assert link is not None
-    link.timeout_s = after_s
+    link.timeout_s = link.busy_timeout_s = after_s
 
 
 def assert_raised(found: Caught | None, kind: type[Exception], *fragments: str) -> Caught:

@@ -264,7 +264,7 @@ def call_alone(rank: int, world_size: int, is_apart: bool) -> tuple[str, str]:
 def test_a_rank_that_calls_alone_hears_what_every_rank_must_call(is_apart: bool, kind: str) -> None:
     found, text = run_workers(call_alone, 2, is_apart)[0]
     assert found == kind
-    assert text.startswith("[rank 0] average_buffers(), which every rank must call within")
+    assert text.startswith("[rank 0] average_buffers(), which every rank must call: ")
     assert "timeout_s=1: " in text
     assert "step" not in text and "optimizer" not in text
 

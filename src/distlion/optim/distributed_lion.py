@@ -40,7 +40,7 @@ from distlion.step import (
     read_groups,
     read_step,
 )
-from distlion.transport import ByteCount
+from distlion.transport import BUSY_TIMEOUT_S, ByteCount
 
 
 class DistributedLion(VotingBase):
@@ -90,7 +90,9 @@ class DistributedLion(VotingBase):
             after a start, a load or a change of workers, and 10 and 100 steps later; None: never.
         diagnose_every: Steps between measurements of agreement, see ``diagnostics()``; None: never.
         init_timeout_s: Seconds for the handshake, the initial broadcast, each file of a checkpoint.
-        step_timeout_s: Seconds for each collective of a step.
+        step_timeout_s: Seconds of silence in a collective after which a worker counts as failed.
+        busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere, such as in an
+            evaluation; torch's default. Up to ``step_timeout_s``: no longer than for a silent one.
         seed: Seed of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
 
     Raises:
@@ -142,6 +144,7 @@ class DistributedLion(VotingBase):
         diagnose_every: int | None = None,
         init_timeout_s: float = 300,
         step_timeout_s: float = 60,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
         seed: int = 0,
     ) -> None:
         self._settings = Settings(
@@ -159,11 +162,11 @@ class DistributedLion(VotingBase):
             diagnose_every=diagnose_every,
             init_timeout_s=init_timeout_s,
             step_timeout_s=step_timeout_s,
+            busy_timeout_s=busy_timeout_s,
             seed=seed,
             weight=weight,
         )
         params = list_params(params)
-        self._session, pieces = self._open(name_tensors(params), process_group, self._settings)
         super().__init__(
             params,
             lr,
@@ -172,10 +175,14 @@ class DistributedLion(VotingBase):
             cautious=cautious,
             aggregation=aggregation,
             exp_avg_dtype=exp_avg_dtype,
-            pieces=pieces,
-            worker=name_worker(self._session),
+            **self._begin(params, process_group),
         )
         self._meet_all()
+
+    def _begin(self, params: list[Any], process_group: dist.ProcessGroup | None) -> dict[str, Any]:
+        """Open the session; return what the momenta need to know of it."""
+        self._session, pieces = self._open(name_tensors(params), process_group, self._settings)
+        return {"pieces": pieces, "worker": name_worker(self._session)}
 
     def _meet_all(self) -> None:
         with self._session.lifecycle.exchange("construction"):

@@ -30,7 +30,7 @@ from distlion.optim.saved_state import reading_state
 from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
 from distlion.options import Diagnosis, Nodes
 from distlion.step import Traffic
-from distlion.transport import ByteCount
+from distlion.transport import BUSY_TIMEOUT_S, ByteCount
 
 
 class LocalSteps(AroundInner):
@@ -69,7 +69,7 @@ class LocalSteps(AroundInner):
             has no memory for them; None: each parameter's own device.
         exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
         on_mismatch, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
-        step_timeout_s, seed: Likewise; steps are votes there.
+        step_timeout_s, busy_timeout_s, seed: Likewise; steps are votes there.
 
     Raises:
         InvalidArgumentError: A value is out of range, or does not fit another.
@@ -132,6 +132,7 @@ class LocalSteps(AroundInner):
         diagnose_every: int | None = None,
         init_timeout_s: float = 300,
         step_timeout_s: float = 60,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
         seed: int = 0,
     ) -> None:
         super().__init__(inner)
@@ -155,6 +156,7 @@ class LocalSteps(AroundInner):
             diagnose_every=diagnose_every,
             init_timeout_s=init_timeout_s,
             step_timeout_s=step_timeout_s,
+            busy_timeout_s=busy_timeout_s,
             seed=seed,
         )
 

@@ -24,6 +24,7 @@ from distlion.errors import (
 from distlion.signals import deferred_signals
 from distlion.step import Ranks, check_positive, is_dtensor
 from distlion.transport import (
+    BUSY_TIMEOUT_S,
     NO_OPTIMIZER,
     Gloo,
     Transport,
@@ -47,7 +48,11 @@ _calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDicti
 
 @torch.no_grad()
 def average_buffers(
-    model: nn.Module, process_group: dist.ProcessGroup | None = None, *, timeout_s: float = 60
+    model: nn.Module,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    timeout_s: float = 60,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
 ) -> None:
     """Make buffers equal on all workers, such as BatchNorm's statistics; all must call it.
 
@@ -61,7 +66,8 @@ def average_buffers(
             other buffers than these two and ``num_batches_tracked``. All other buffers become those
             of the group's first rank: vectors of a spectral norm, masks and counts have no mean.
         process_group: The workers; None for the default group. Without a group nothing changes.
-        timeout_s: Seconds for each exchange.
+        timeout_s: Seconds of silence after which a worker counts as failed.
+        busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere.
 
     Raises:
         ConfigMismatchError: Workers have different buffers; on every rank, with nothing changed.
@@ -81,13 +87,14 @@ def average_buffers(
         >>> distlion.save_checkpoint("runs/first", model, optimizer)
     """
     check_positive("timeout_s", timeout_s)
+    check_positive("busy_timeout_s", busy_timeout_s)
     ranks = Ranks.of(process_group)
     if ranks.process_group is None or ranks.is_alone:
         return
     with deferred_signals(_CALL):
         named = _list_buffers(model)
-        with _turn(ranks, timeout_s=timeout_s):
-            link = _connect(ranks.process_group, ranks, timeout_s=timeout_s)
+        with _turn(ranks):
+            link = _connect(ranks, timeout_s=timeout_s, busy_timeout_s=busy_timeout_s)
             _agree(link, named)
             equal = _equalize(link, list(named.values()))
         for buffer, values in zip(named.values(), equal, strict=True):
@@ -121,7 +128,7 @@ def _list_buffers(model: nn.Module) -> dict[str, _Buffer]:
 
 
 @contextmanager
-def _turn(ranks: Ranks, *, timeout_s: float) -> Iterator[None]:
+def _turn(ranks: Ranks) -> Iterator[None]:
     """Show other workers this worker's call, and let errors name it."""
     assert ranks.watch is not None  # there is a group
     turns = ranks.watch.turns
@@ -129,17 +136,30 @@ def _turn(ranks: Ranks, *, timeout_s: float) -> Iterator[None]:
     try:
         yield
     except (PeerLostError, StepTimeoutError, ProcessGroupError) as error:
-        call = f"{_CALL}, which every rank must call within timeout_s={timeout_s:g}"
+        call = f"{_CALL}, which every rank must call"
         error.args = (f"[rank {ranks.rank}] {call}: {error}",)
         raise
 
 
-def _connect(members: dist.ProcessGroup, ranks: Ranks, *, timeout_s: float) -> Transport:
+def _connect(ranks: Ranks, *, timeout_s: float, busy_timeout_s: float) -> Transport:
+    members = ranks.process_group
+    assert members is not None  # there are two ranks or more
     number = _calls[members] = _calls.get(members, 0) + 1
     if not carries_host_memory(members):
-        members = own_group(members, name=f"buffers/{number}", timeout_s=timeout_s)
-    limits = "timeout_s= sets the limit"
-    return Gloo(members, timeout_s=timeout_s, watch=ranks.watch, limits=limits)
+        members = own_group(
+            members,
+            name=f"buffers/{number}",
+            timeout_s=max(timeout_s, busy_timeout_s),
+            connect_timeout_s=timeout_s,
+        )
+    return Gloo(
+        members,
+        timeout_s=timeout_s,
+        busy_timeout_s=busy_timeout_s,
+        watch=ranks.watch,
+        limits="timeout_s= limits the silence of a worker, busy_timeout_s= the wait for one that "
+        "runs",
+    )
 
 
 def _agree(link: Transport, named: Mapping[str, _Buffer]) -> None:

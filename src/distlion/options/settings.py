@@ -13,6 +13,7 @@ from distlion.options.clipping import ClipNorm
 from distlion.options.momentum_sync import MomentumSync
 from distlion.options.nodes import Nodes
 from distlion.step import check_positive
+from distlion.transport import BUSY_TIMEOUT_S
 from distlion.vote import MOST_WEIGHT
 
 DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
@@ -36,6 +37,7 @@ class Settings:
     init_timeout_s: float
     step_timeout_s: float
     seed: int
+    busy_timeout_s: float = BUSY_TIMEOUT_S
     weight: int = 1
     on_disagreement: Literal["warn", "exclude"] = "warn"
 
@@ -73,7 +75,7 @@ class Settings:
                 raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
         for name in ("bucket_elements", "check_every", "diagnose_every"):
             check_positive(name, getattr(self, name))
-        for name in ("init_timeout_s", "step_timeout_s"):
+        for name in ("init_timeout_s", "step_timeout_s", "busy_timeout_s"):
             check_positive(name, getattr(self, name))
         if not 0 <= self.seed < 1 << 64:
             raise InvalidArgumentError(f"seed={self.seed}: expected 0 to 2^64 - 1")
@@ -178,13 +180,18 @@ class Settings:
         return ""
 
     @property
-    def group_timeout_s(self) -> float:
-        """Seconds for the optimizer's own process groups; at least the timeout of their steps."""
+    def connect_timeout_s(self) -> float:
+        """Seconds to make the optimizer's own process groups, and for each file of a checkpoint."""
         return max(self.init_timeout_s, self.step_timeout_s)
+
+    @property
+    def group_timeout_s(self) -> float:
+        """Longest time of an operation on the optimizer's own process groups, in seconds."""
+        return max(self.connect_timeout_s, self.busy_timeout_s)
 
     def describe(self) -> list[str]:
         """List a line for each setting that must be equal on all workers."""
-        apart = ("init_timeout_s", "step_timeout_s", "momentum_sync", "weight")
+        apart = ("init_timeout_s", "step_timeout_s", "busy_timeout_s", "momentum_sync", "weight")
         sync = self.momentum_sync
         return [
             f"momentum_sync: {None if sync is None else sync.describe()}",

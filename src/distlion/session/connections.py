@@ -49,21 +49,19 @@ class Connections:
     def link_all(self, timeout_s: float) -> Transport:
         """Return a link between all ranks, on their own group once they are connected."""
         assert self._everybody is not None  # there are two ranks or more
-        return Gloo(self._everybody, timeout_s=timeout_s, watch=self._ranks.watch)
+        return self._link(self._everybody, timeout_s)
 
     def link_voters(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that vote with each other, one of each worker."""
         if self._between is None:
             return self.link_all(timeout_s)
-        ranks = self._ranks
-        return Gloo(self._between, timeout_s=timeout_s, ranks=ranks.between, watch=ranks.watch)
+        return self._link(self._between, timeout_s, self._ranks.between)
 
     def link_worker(self, timeout_s: float) -> Transport | None:
         """Return a link between the ranks of this worker; None for a worker of one rank."""
         if self._inside is None:
             return None
-        ranks = self._ranks
-        return Gloo(self._inside, timeout_s=timeout_s, ranks=ranks.inside, watch=ranks.watch)
+        return self._link(self._inside, timeout_s, self._ranks.inside)
 
     def link_replicas(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that hold the same parameters, or the same shards."""
@@ -76,18 +74,28 @@ class Connections:
         """
         if self._for_checkpoints is None:
             self._for_checkpoints = self._make("checkpoints")
-        watch = None if in_background else self._ranks.watch
-        timeout_s = self._settings.group_timeout_s
-        return Gloo(self._for_checkpoints, timeout_s=timeout_s, watch=watch)
+        timeout_s = self._settings.connect_timeout_s
+        if in_background:
+            return Gloo(self._for_checkpoints, timeout_s=timeout_s)
+        return self._link(self._for_checkpoints, timeout_s)
+
+    def _link(
+        self, group: dist.ProcessGroup, timeout_s: float, ranks: tuple[int, ...] | None = None
+    ) -> Transport:
+        # The workers' own group, before there are others, has a shorter limit in a crew.
+        is_own = group is not self._ranks.process_group
+        busy_s = self._settings.busy_timeout_s if is_own else None
+        watch = self._ranks.watch
+        return Gloo(group, timeout_s=timeout_s, busy_timeout_s=busy_s, ranks=ranks, watch=watch)
 
     def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
-        workers, timeout_s = self._ranks.process_group, self._settings.group_timeout_s
+        workers, settings = self._ranks.process_group, self._settings
         assert workers is not None  # there are two ranks or more
         name = f"{self._name}/{what}" if what else self._name
         return own_group(
             workers,
             name=name,
-            timeout_s=timeout_s,
-            connect_timeout_s=self._ranks.connect_timeout_s,
+            timeout_s=settings.group_timeout_s,
+            connect_timeout_s=self._ranks.connect_timeout_s or settings.connect_timeout_s,
             ranks=ranks,
         )

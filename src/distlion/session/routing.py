@@ -124,7 +124,7 @@ class Routing:
         patterns = dict.fromkeys(part.pattern for route in self.routes for part in route.parts)
         for pattern in patterns:
             for peer in pattern.list_peers(self.between.n_members, self.between.rank):
-                limit_s = self._ranks.connect_timeout_s or self._settings.group_timeout_s
+                limit_s = self._ranks.connect_timeout_s or self._settings.connect_timeout_s
                 self.between.connect(peer, timeout_s=limit_s)
         if not is_first:  # at construction there is no state yet
             self.tell_counters(step=step)

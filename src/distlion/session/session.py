@@ -141,9 +141,10 @@ class Session:
         elif problem := self.settings.find_weight_problem():
             raise InvalidArgumentError(problem)
         if not any(param.whole_slot.n_elements for param in params):
-            raise InvalidArgumentError(
-                "no parameter requires a gradient, so there is nothing to vote on"
-            )
+            reason = "every parameter that requires a gradient has no elements"
+            if not params:
+                reason = "no parameter requires a gradient"
+            raise InvalidArgumentError(f"{reason}, so there is nothing to vote on")
         if self.ranks.is_alone:
             return
 

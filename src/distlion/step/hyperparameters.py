@@ -42,6 +42,7 @@ def check_positive(name: str, value: float | None) -> None:
 OF_THE_WHOLE = frozenset(
     {
         "bucket_elements",
+        "busy_timeout_s",
         "check_every",
         "clip_norm",
         "diagnose_every",

@@ -22,10 +22,12 @@ from distlion.transport.groups import (
     tidy,
 )
 from distlion.transport.memory import Memory, connect_in_memory
+from distlion.transport.roll_call import BUSY_TIMEOUT_S
 from distlion.transport.turns import NO_OPTIMIZER, Turn, find_minority
 from distlion.transport.watch import PeerWatch, is_registered, watch_peers
 
 __all__ = [
+    "BUSY_TIMEOUT_S",
     "MOST_BYTES_AT_ONCE",
     "NO_OPTIMIZER",
     "ONE_ROUND",

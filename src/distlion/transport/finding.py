@@ -38,16 +38,49 @@ class Answer(NamedTuple):
     """A running worker's report on itself.
 
     Attributes:
-        is_waiting: Whether it waits for a transfer of the group.
+        waited_s: Seconds that it has waited for a transfer of the group; None if it does not.
         turn: Its present call and optimizer.
         alive: The optimizers that it has.
         stray: The call on another group of the same ranks at which it waits or failed; or None.
     """
 
-    is_waiting: bool
+    waited_s: float | None
     turn: Turn
     alive: Sequence[int]
     stray: str | None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it waits for a transfer of the group."""
+        return self.waited_s is not None
+
+    @classmethod
+    def parse(cls, answer: Sequence[Any]) -> Answer:
+        """Read the JSON form of an answer."""
+        waited_s, turn, alive, stray = answer
+        return cls(waited_s, Turn(*turn), alive, stray)
+
+
+def find_busy(answers: Sequence[Answer], *, optimizer: int | None) -> tuple[int, ...] | None:
+    """Find the ranks that run, and have not come to the exchange yet.
+
+    Args:
+        answers: The answer of each rank.
+        optimizer: The optimizer whose call waits; None for another call.
+
+    Returns:
+        These ranks; None if some rank will not come, because it waits elsewhere or has freed the
+        optimizer.
+    """
+    absent = {rank: answer for rank, answer in enumerate(answers) if not answer.is_waiting}
+    if any(answer.stray is not None or _is_gone(answer, optimizer) for answer in absent.values()):
+        return None
+    return tuple(absent)
+
+
+def _is_gone(answer: Answer, optimizer: int | None) -> bool:
+    """Return whether a worker has freed an optimizer, or destroyed the process group."""
+    return answer.stray is None and optimizer is not None and optimizer not in answer.alive
 
 
 def conclude(
@@ -72,11 +105,7 @@ def conclude(
     waiting = {rank: answer.turn for rank, answer in present.items() if answer.is_waiting}
     absent = {rank: answer for rank, answer in present.items() if not answer.is_waiting}
     strays = {rank: each.stray for rank, each in absent.items() if each.stray is not None}
-    gone = [
-        rank
-        for rank, answer in absent.items()
-        if answer.stray is None and optimizer is not None and optimizer not in answer.alive
-    ]
+    gone = [rank for rank, answer in absent.items() if _is_gone(answer, optimizer)]
     calls = {rank: f"{turn} of {group}" for rank, turn in waiting.items()} | strays
     out_of_order = find_out_of_order(waiting)
     if left is not None:

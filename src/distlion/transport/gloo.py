@@ -30,6 +30,7 @@ from distlion.transport.groups import (
     take_kept,
     tidy,
 )
+from distlion.transport.roll_call import Patience
 from distlion.transport.watch import READ_S, PeerWatch, within
 from distlion.vote import Roster
 
@@ -41,6 +42,12 @@ outlive_interpreter(_under_way)
 LOOK_S = 0.1
 # 2 hosts, 1 MB: a step took 198 ms instead of 235 at 100 Mbit/s, 115 instead of 120 at 1 Gbit/s.
 LEAST_BYTES_TO_MEET = 256 * 1024
+
+
+LIMITS = (
+    "step_timeout_s= limits the silence of a worker, busy_timeout_s= the wait for one that runs, "
+    "init_timeout_s= construction"
+)
 
 
 class GlooTransfer:
@@ -118,7 +125,7 @@ class GlooTransfer:
 
     def _has_ended(self) -> bool:
         """Wait for the end; return False if it does not come in time, or a peer failed."""
-        work, link = self._work, self._link
+        work, link, patience = self._work, self._link, None
         if link.watch is not None:  # others may ask whether this worker has come to the exchange
             link.watch.enter_exchange(self)
         if work is None:
@@ -132,6 +139,9 @@ class GlooTransfer:
                 if not work.is_completed():
                     if link.watch is not None and link.watch.alarmed.is_set():
                         return False
+                    patience = patience or link.be_patient(self._what, deadline_s)
+                    if patience is not None and link.watch is not None:
+                        deadline_s = patience.find_deadline(link.watch.optimizer)
                     continue
                 work.wait()  # raises the error, unless it has just completed
             return True
@@ -144,6 +154,8 @@ class Gloo:
     Args:
         process_group: The members.
         timeout_s: Seconds that one collective may take.
+        busy_timeout_s: Seconds that it waits for workers that run, and have not come to it yet;
+            None for no longer than ``timeout_s``. Needs a watch.
         ranks: The rank of each member among all workers that vote, which errors name; None for its
             rank in the group.
         watch: The watch that finds the workers that failed; None for no watch.
@@ -151,6 +163,7 @@ class Gloo:
 
     Attributes:
         process_group: The members; this process is one of them.
+        timeout_s, busy_timeout_s: The arguments.
         n_under_way: Number of collectives that have begun and were not waited for.
 
     Raises:
@@ -163,14 +176,15 @@ class Gloo:
         process_group: dist.ProcessGroup,
         *,
         timeout_s: float,
+        busy_timeout_s: float | None = None,
         ranks: Sequence[int] | None = None,
         watch: PeerWatch | None = None,
-        limits: str = "step_timeout_s= sets the limit, init_timeout_s= the limit of construction",
+        limits: str = LIMITS,
     ) -> None:
         self.process_group = process_group
         self.wire_device = HOST
         self.kernels = choose_kernels(self.wire_device)
-        self.timeout_s = timeout_s
+        self.timeout_s, self.busy_timeout_s = timeout_s, busy_timeout_s
         self.rank = process_group.rank()
         self.n_members = process_group.size()
         self.ranks = tuple(range(self.n_members) if ranks is None else ranks)
@@ -281,6 +295,25 @@ class Gloo:
         reason = tidy(error)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed ({reason})")
+
+    def be_patient(self, what: str, deadline_s: float) -> Patience | None:
+        """Return the patience with workers that run; None for none.
+
+        Args:
+            what: The transfer that waits.
+            deadline_s: The end of its wait, unless others turn out to be busy.
+        """
+        watch, busy_limit_s = self.watch, self.busy_timeout_s
+        if watch is None or busy_limit_s is None or busy_limit_s <= self.timeout_s:
+            return None
+        return Patience(
+            watch.call_roll,
+            start_s=deadline_s - self.timeout_s,
+            limit_s=self.timeout_s,
+            busy_limit_s=busy_limit_s,
+            rank=watch.rank,
+            what=what,
+        )
 
     def check_present(self, *, step: int | None) -> None:
         left = None

@@ -26,7 +26,8 @@ from distlion.failures import FailureKind
 from distlion.transport.background import run_in_background
 from distlion.transport.finding import Answer, Finding, conclude
 from distlion.transport.groups import store_of
-from distlion.transport.turns import LONG_S, Turn, Turns
+from distlion.transport.roll_call import RollCall, RollCalls
+from distlion.transport.turns import LONG_S, Turns
 
 POLL_S = 0.2
 POLL_AFTER_ALARM_S = 0.05
@@ -52,17 +53,19 @@ class PeerWatch:
         store_is_apart: Whether none of them keeps the store.
 
     Attributes:
+        rank: This worker's rank in the group.
         turns: This worker's turns: its present call and optimizer.
         alarmed: Event that is set once some worker has failed.
         has_settled: Whether a transfer of this worker has failed.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, *, store_is_apart: bool = False) -> None:
-        self._rank = dist.get_rank(process_group)
+        self.rank = dist.get_rank(process_group)
         self._world_size = dist.get_world_size(process_group)
         self._group = weakref.ref(process_group)
         self._store = store_of(process_group)
         self.turns = Turns(self._store)
+        self._roll_calls = RollCalls(self._store, self.rank, self._world_size)
         self._ranks = dist.get_process_group_ranks(process_group)
         self._name = f"process group {process_group.group_name}"
         self.has_settled, self._settled_s = False, 0.0
@@ -91,6 +94,7 @@ class PeerWatch:
         if not is_alarmed and self._waits_for_long():
             is_alarmed = self._waits_in_vain()
         if not is_alarmed:
+            self._roll_calls.look(self._describe)
             return True
         if not self.alarmed.is_set():
             self._answer()
@@ -111,7 +115,7 @@ class PeerWatch:
                 an earlier call, as this worker's data for it are under way.
             why: The cause, in words.
         """
-        left = json.dumps({"rank": self._rank, "turn": turn, "why": why})
+        left = json.dumps({"rank": self.rank, "turn": turn, "why": why})
         with contextlib.suppress(RuntimeError):
             within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
 
@@ -161,7 +165,7 @@ class PeerWatch:
         found = json.loads(self._store.get(FINDING))
         # First, as the store's host may leave at any time from here on.
         self._finding = Finding.parse(found)
-        self._store.set(f"distlion/read/{self._rank}", "")
+        self._store.set(f"distlion/read/{self.rank}", "")
         return self._finding
 
     def enter_exchange(self, transfer: object) -> None:
@@ -214,7 +218,7 @@ class PeerWatch:
     def _blame_store(self, kind: FailureKind) -> Finding:
         """Blame the host of the store, which is gone, if the host was the first to leave."""
         host = self._store_host
-        if host is None or host == self._rank:
+        if host is None or host == self.rank:
             return Finding(kind, note="the store through which the group met is gone too")
         if self._has_host_left_first:
             note = "it kept the store through which the group met, and that is gone too"
@@ -251,11 +255,14 @@ class PeerWatch:
         self.alarmed.set()
 
     def _answer(self) -> None:
+        self._store.set(f"distlion/answer/{self.rank}", json.dumps(self._describe()))
+
+    def _describe(self) -> Answer:
         group = self._group()
         is_member = group is not None and is_registered(group)
         alive = sorted(self.turns.alive) if is_member else []
-        answer = [bool(self._waiting), self.turns.now, alive, self._find_stray()]
-        self._store.set(f"distlion/answer/{self._rank}", json.dumps(answer))
+        waited_s = time.monotonic() - self._entered_s[1] if self._waiting else None
+        return Answer(waited_s, self.turns.now, alive, self._find_stray())
 
     def _await(self, what: str, ranks: Any, limit_s: float, *, unless: str | None = None) -> None:
         """Wait for a key of each rank, or for the key that makes them unnecessary."""
@@ -272,18 +279,26 @@ class PeerWatch:
         """Draw a finding from the answers."""
         keys = [f"distlion/answer/{rank}" for rank in range(self._world_size)]
         answers = [self._read_answer(key) if self._store.check([key]) else None for key in keys]
-        own = self.turns.now.optimizer
         return conclude(
-            kind,
-            answers,
-            optimizer=own if own in self.turns.alive else None,
-            left=self.read_left(),
-            group=self._name,
+            kind, answers, optimizer=self.optimizer, left=self.read_left(), group=self._name
         )
 
     def _read_answer(self, key: str) -> Answer:
-        is_waiting, turn, alive, stray = json.loads(self._store.get(key))
-        return Answer(is_waiting, Turn(*turn), alive, stray)
+        return Answer.parse(json.loads(self._store.get(key)))
+
+    @property
+    def optimizer(self) -> int | None:
+        """Number of the optimizer of this worker's call; None if it has freed it."""
+        own = self.turns.now.optimizer
+        return own if own in self.turns.alive else None
+
+    def call_roll(self, *, since_s: float) -> RollCall:
+        """Ask all workers where they are; the answers come later.
+
+        Args:
+            since_s: Earliest time of the question.
+        """
+        return self._roll_calls.ask(since_s=since_s)
 
 
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = weakref.WeakKeyDictionary()
