@@ -11,12 +11,24 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from test_docs import Block, apply_diff, by_place, diff_blocks
+from test_docs import Block, apply_diff, by_place, diff_blocks, python_blocks
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
 N = 2
+STOPPED_AT = 3
+PREEMPTED = f"""
+import os, signal, distlion
+commit = distlion.DistributedLion.step
+def step(optimizer):
+    if os.environ["RANK"] == "1" and optimizer.committed_step == {STOPPED_AT}:
+        os.kill(os.getpid(), signal.SIGTERM)  # the host of rank 1 alone is taken away
+    return commit(optimizer)
+distlion.DistributedLion.step = step
+"""
+"""What stands before a script to let SIGTERM come to one of its workers, in a step."""
+
 BLOCKS = [block for block in diff_blocks() if "run" in block.info]
 
 
@@ -64,3 +76,12 @@ def test_whole_script_runs_and_evaluates_alike_on_all_ranks(
     assert losses[0] == losses[1] != []
     assert len(re.findall(r"norm of the gradients [\d.]+", printed[0])) == 2
     assert any(tmp_path.iterdir()), "nothing was saved"
+
+
+def test_all_workers_save_and_leave_at_one_step_once_one_of_them_was_asked_to(
+    tmp_path: Path,
+) -> None:
+    (block,) = [block for block in python_blocks() if "two-workers" in block.info]
+    printed = run_workers(PREEMPTED + block.code, tmp_path)
+    assert [each.strip() for each in printed] == [f"left after step {STOPPED_AT + 1}"] * N
+    assert (tmp_path / "checkpoints" / "latest").exists()

@@ -116,7 +116,7 @@ class PeerLostError(StepError):
 
 
 class StepTimeoutError(StepError):
-    """A peer did not answer within ``step_timeout_s``."""
+    """A peer did not answer within ``step_timeout_s``, or not come within ``busy_timeout_s``."""
 
 
 class EpochOverError(StepError):

@@ -154,7 +154,7 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
 """The error for each status in a header and each failure of a transfer."""
 
 GIVEN_UP = (
-    "{what}: the other workers heard nothing of this one for too long, and gave it up; nothing was "
+    "{what}: the other workers waited for this one for too long, and gave it up; nothing was "
     "committed here"
 )
 """The message of a failed transfer on the rank that the others blame for it."""

@@ -105,9 +105,9 @@ def endings_of(name: str) -> list[Ending]:
 
 
 def assert_ended(ending: Ending, *fragments: str) -> None:
-    """Assert an end by an uncaught error, whose last line has all fragments."""
+    """Assert an end by one uncaught error without a cause, whose last line has all fragments."""
     assert ending.status == 1, f"exit status {ending.status}: {ending.text}"
-    assert "Traceback" in ending.text
+    assert ending.text.count("Traceback") == 1, ending.text
     last = next(line for line in reversed(ending.text.splitlines()) if "Error: " in line)
     for fragment in fragments:
         assert fragment in last, ending.text

@@ -225,7 +225,7 @@ class Crew:
             carry: As for ``optimizer``.
             buffers: Likewise.
             **options: As for ``LocalSteps``, except ``process_group``, ``nodes`` and ``delay``.
-                ``step_timeout_s`` must cover the time between workers' arrivals at a vote.
+                ``busy_timeout_s`` must cover the time between workers' arrivals at a vote.
 
         Raises:
             InvalidArgumentError: The crew has an optimizer already, or cannot have this option.

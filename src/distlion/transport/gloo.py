@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +34,8 @@ from distlion.transport.groups import (
 from distlion.transport.roll_call import Patience
 from distlion.transport.watch import READ_S, PeerWatch, within
 from distlion.vote import Roster
+
+logger = logging.getLogger("distlion")
 
 _under_way: set[GlooTransfer] = set()
 """Transfers under way: destroying their group would wait for them, perhaps forever."""
@@ -79,7 +82,7 @@ class GlooTransfer:
         try:
             self._work = start()
         except RuntimeError as error:
-            raise link.broken(error, step, what) from error
+            raise link.broken(error, step, what) from None
         self._start_s = time.monotonic()
         link.n_under_way += 1
         # One call fewer than a sum of two counts, as every step does it.
@@ -107,7 +110,8 @@ class GlooTransfer:
             try:
                 has_ended = self._has_ended()
             except RuntimeError as error:
-                raise link.broken(error, self._step, self._what) from error
+                # Gloo's own lines would bury the error, and name no rank.
+                raise link.broken(error, self._step, self._what) from None
             if not has_ended:
                 passed_s = time.monotonic() - self._start_s
                 how = f"the {self._what} did not complete within {passed_s:.1f} s"
@@ -293,8 +297,9 @@ class Gloo:
     def broken(self, error: RuntimeError, step: int | None, what: str) -> StepError:
         """Turn the transport's error into one that names the ranks that failed."""
         reason = tidy(error)
+        logger.debug("the %s failed: %s", what, reason)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
-        return self.failure(kind, step, f"the {what} failed ({reason})")
+        return self.failure(kind, step, f"the {what} failed")
 
     def be_patient(self, what: str, deadline_s: float) -> Patience | None:
         """Return the patience with workers that run; None for none.

@@ -134,7 +134,7 @@ def own_group(
             f"ranks {', '.join(map(str, members))} did not connect within "
             f"{connect_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
             "the others?"
-        ) from error
+        ) from None
     gloo._set_default_timeout(timeout)
     group = cast(dist.ProcessGroup, gloo)
     _stores[group] = store

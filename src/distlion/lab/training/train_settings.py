@@ -128,8 +128,8 @@ class TrainSettings:
         threads: Threads of a worker, at least 1. Losses are bitwise identical for equal numbers.
         device: Device of the workers, such as ``cpu`` or ``cuda``; the workers of a machine are
             dealt its GPUs in turn. ``cpu`` for a baseline.
-        step_timeout_s: Seconds that a step waits for a peer, above 0; None for 60. Always None for
-            a baseline.
+        step_timeout_s: Seconds that a step waits for a silent peer, above 0; None for 60. Always
+            None for a baseline.
         data: Training data; None for the task's embedded data.
         partition: Partition of the training data among workers.
         alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.
