@@ -20,6 +20,8 @@ COUNTED = ("average", "majority", "ternary")
 """Rules that ``RecursiveDoubling`` carries too."""
 FIRST_DOUBLING = 1_000_000
 """Schedules from this seed on are those of the seeds from 0 on, by ``RecursiveDoubling``."""
+BUSY_SHARE = 6.0
+"""In every second schedule, how many times as long a busy worker is waited for as a silent one."""
 Kind = Literal["die", "stop", "cut", "damage", "late", "leave", "settings", "give up"]
 MESSAGE_FAULTS = ("die", "stop", "cut", "damage")
 """Faults that strike at a message; the others strike at a call of ``step()``."""
@@ -115,6 +117,15 @@ class Plan:
         return float(self.options["step_timeout_s"])
 
     @property
+    def busy_timeout_s(self) -> float:
+        return float(self.options["busy_timeout_s"])
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How long a call may wait: for a worker that is late, but runs."""
+        return max(self.step_timeout_s, self.busy_timeout_s)
+
+    @property
     def has_overlap(self) -> bool:
         return bool(self.options["overlap"])
 
@@ -138,6 +149,15 @@ def draw_plan(seed: int) -> Plan:
     """Draw a schedule."""
     if seed >= FIRST_DOUBLING:
         return _double(draw_plan(seed - FIRST_DOUBLING), seed)
+    plan = _draw_impatient(seed)
+    if seed % 2:
+        return plan
+    limit_s = BUSY_SHARE * plan.step_timeout_s
+    return replace(plan, options={**plan.options, "busy_timeout_s": limit_s})
+
+
+def _draw_impatient(seed: int) -> Plan:
+    """Draw a schedule whose workers wait no longer for a busy worker than for a silent one."""
     chance = random.Random(seed)
     size = chance.choice((2, 2, 3, 3, 4, 4, 5))
     sizes = tuple(
@@ -203,6 +223,7 @@ def _draw_options(chance: random.Random, size: int) -> dict[str, Any]:
         "diagnose_every": chance.choice((None,) * 8 + (1, 2)),
         "init_timeout_s": timeout_s * chance.choice((1.0, 2.0)),
         "step_timeout_s": timeout_s,
+        "busy_timeout_s": timeout_s,
         "seed": chance.randrange(1000),
     }
 

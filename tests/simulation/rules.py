@@ -11,7 +11,8 @@ Always, whatever happened:
 7. a worker that comes back late trains neither with the others nor alone;
 8. of a death whose connections close, whoever waits for that worker hears within two seconds.
 
-Where nothing was worse than a delay below the timeout, nobody fails.
+Where nothing was worse than a delay below the timeout, or one worker was late for less than half
+of the limit for busy workers, nobody fails.
 
 Where several fail, errors after which all go on are equal in each call, and those that end the
 optimizer are equal in all: the same error, the same culprits; and of one fault that strikes one
@@ -121,8 +122,14 @@ def _has_damaged(outcome: Outcome, framing: str) -> bool:
 
 
 def _is_mild(outcome: Outcome, fault: Fault) -> bool:
-    lasts = ("stop", "late", "cut")
-    return fault.kind in lasts and fault.seconds <= MILD * outcome.plan.step_timeout_s
+    plan, lasts = outcome.plan, ("stop", "late", "cut")
+    if (
+        fault.kind == "late"
+        and plan.transport_s is None
+        and fault.seconds <= plan.busy_timeout_s / 2
+    ):
+        return True
+    return fault.kind in lasts and fault.seconds <= MILD * plan.step_timeout_s
 
 
 def _find_false_alarms(outcome: Outcome) -> Iterator[str]:
@@ -226,7 +233,7 @@ def _find_wrong_blame(outcome: Outcome) -> Iterator[str]:
     if len(outcome.fired) != 1 or outcome.plan.is_slow:
         return
     fault = outcome.fired[0][0]
-    if fault.kind in ("stop", "late") and fault.seconds < _returning_s(outcome):
+    if fault.kind in ("stop", "late") and fault.seconds < _returning_s(outcome, fault):
         return  # back while the others agree on who failed, or before
     expected = {
         "die": LOSSES if _may_time_out(outcome) else LOSSES[:1],
@@ -251,8 +258,10 @@ def _find_wrong_blame(outcome: Outcome) -> Iterator[str]:
             yield f"rank {rank} blames {raised.culprits}, not rank {fault.victim}"
 
 
-def _returning_s(outcome: Outcome) -> float:
-    return outcome.plan.step_timeout_s + 1.5 * SETTLING_S
+def _returning_s(outcome: Outcome, fault: Fault) -> float:
+    plan = outcome.plan
+    limit_s = plan.longest_wait_s if fault.kind == "late" else plan.step_timeout_s
+    return limit_s + 1.5 * SETTLING_S
 
 
 def _find_damage(outcome: Outcome) -> Iterator[str]:

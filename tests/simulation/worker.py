@@ -116,7 +116,7 @@ class Worker:
         """Return how it ended."""
         plan = self._plan
         self._pause(self._kernel.random.uniform(0, plan.compute_s))
-        longest_s = max(plan.options["init_timeout_s"], plan.step_timeout_s)
+        longest_s = max(plan.options["init_timeout_s"], plan.longest_wait_s)
         if not self._attempt(CONSTRUCTION, self._construct, longest_s):
             return "raised"
         optimizer = self._optimizer
@@ -128,7 +128,7 @@ class Worker:
             self._pause(self._kernel.random.uniform(0, plan.compute_s))
             if self._strike(call) == "left":
                 return "left"
-            if not self._attempt(call, partial(self._step, call), plan.step_timeout_s):
+            if not self._attempt(call, partial(self._step, call), plan.longest_wait_s):
                 return "raised"
             self._note_state()
         return "finished"
