@@ -12,7 +12,7 @@ Always, whatever happened:
 8. of a death whose connections close, whoever waits for that worker hears within two seconds.
 
 Where nothing was worse than a delay below the timeout, or one worker was late for less than half
-of the limit for busy workers, nobody fails.
+of the time that busy workers have beyond silent ones, nobody fails.
 
 Where several fail, errors after which all go on are equal in each call, and those that end the
 optimizer are equal in all: the same error, the same culprits; and of one fault that strikes one
@@ -123,12 +123,10 @@ def _has_damaged(outcome: Outcome, framing: str) -> bool:
 
 def _is_mild(outcome: Outcome, fault: Fault) -> bool:
     plan, lasts = outcome.plan, ("stop", "late", "cut")
-    if (
-        fault.kind == "late"
-        and plan.transport_s is None
-        and fault.seconds <= plan.busy_timeout_s / 2
-    ):
-        return True
+    if fault.kind == "late" and plan.transport_s is None:
+        return fault.seconds <= max(
+            MILD * plan.step_timeout_s, (plan.busy_timeout_s - plan.step_timeout_s) / 2
+        )
     return fault.kind in lasts and fault.seconds <= MILD * plan.step_timeout_s
 
 
