@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import distlion
 import oracle
-from distlion.transport import watch, watch_peers
+from distlion.transport import roll_call, watch, watch_peers
 
 SIZES = {"first": 70, "second": 130}
 
@@ -104,6 +105,22 @@ def note_wait(rank: int, group: dist.ProcessGroup | None = None, *, at: str = "s
 def await_waits(ranks: Iterable[int], *, at: str = "step") -> None:
     """Wait until all these ranks wait."""
     _get_default_store().wait([f"waits/{at}/{rank}" for rank in ranks])
+
+
+JUDGE = roll_call.Patience._judge
+
+
+def note_extensions(store: Any, scene: str) -> None:
+    """Let others know in a store how often this process has gone on to wait for a busy worker."""
+    count = itertools.count(1)
+
+    def judge_and_tell(patience: roll_call.Patience, *answers: Any) -> None:
+        before = patience._deadline_s
+        JUDGE(patience, *answers)
+        if patience._deadline_s > before:
+            store.set(f"{scene}/extended {next(count)}", "")
+
+    roll_call.Patience._judge = judge_and_tell  # type: ignore[method-assign]
 
 
 def lose_patience(optimizer: distlion.DistributedLion, *, after_s: float = 1.0) -> None:

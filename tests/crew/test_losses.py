@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import distlion
 from cluster import WorkerDiedError
@@ -28,6 +29,7 @@ from crews import (
 from distlion import faults
 from distlion.crew import CrewLion
 from distlion.errors import CrewError, ReplicaMismatchError, StepError
+from failures import note_extensions
 
 
 def die_at(rank: int, size: int, port: int, name: str, point: faults.Point) -> dict[str, Any]:
@@ -209,6 +211,27 @@ def test_a_worker_that_was_stopped_comes_back_with_the_parameters_of_the_others(
         assert any(f"left: worker {stopped} (silent); " in line for line in result["formed"])
     for result in results:
         assert any(f"came: worker {stopped} (back)" in line for line in result["formed"])
+
+
+def be_busy(rank: int, size: int, port: int) -> dict[str, Any]:
+    """Evaluate, say, on one member alone, for longer than a silent one has."""
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    note_extensions(store, "busy")
+
+    def act(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT and crew.size == size:
+            store.wait(["busy/extended 2"])
+
+    return train(crew, OPTIONS["majority"], seed=rank, each=act)
+
+
+def test_a_member_that_is_busy_elsewhere_is_waited_for() -> None:
+    results = start(be_busy, 3, host_store().port)
+    check_equal(results)
+    for result in results:
+        assert len(result["epochs"][STRUCK_AT][1]) == 3
+        assert result["epochs"][STRUCK_AT + 1] == result["epochs"][STRUCK_AT]
 
 
 def lose_all_others(rank: int, size: int, port: int) -> Any:

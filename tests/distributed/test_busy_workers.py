@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,26 +16,21 @@ from torch.distributed.distributed_c10d import _get_default_store
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.transport import gloo, roll_call
-from failures import assert_raised, caught, give_time, make_optimizer, params_of, set_grads
+from distlion.transport import gloo
+from failures import (
+    assert_raised,
+    caught,
+    give_time,
+    make_optimizer,
+    note_extensions,
+    params_of,
+    set_grads,
+)
 
 pytestmark = pytest.mark.distributed
 
 STEP_S, BUSY_S = 1.0, 300.0
 LIMITS: dict[str, Any] = {"step_timeout_s": STEP_S, "busy_timeout_s": BUSY_S}
-
-
-def note_extensions(scene: str) -> None:
-    """Let the others know how often this worker has gone on to wait for a busy one."""
-    judge, count, store = roll_call.Patience._judge, itertools.count(1), _get_default_store()
-
-    def judge_and_tell(patience: roll_call.Patience, *answers: Any) -> None:
-        before = patience._deadline_s
-        judge(patience, *answers)
-        if patience._deadline_s > before:
-            store.set(f"{scene}/extended {next(count)}", "")
-
-    roll_call.Patience._judge = judge_and_tell  # type: ignore[method-assign]
 
 
 def be_elsewhere(scene: str) -> None:
@@ -51,8 +45,6 @@ def train(
     for step in range(steps):
         if step == 1:
             pause()
-        if getattr(optimizer, "overlap_decision", None):
-            optimizer.zero_grad()
         set_grads(optimizer, step, rank)
         optimizer.step()
     return [bytes(p.detach().numpy()) for p in params_of(optimizer)]
@@ -118,10 +110,9 @@ STRAIGHT = ("plain", "overlapped")
 
 def play_all(rank: int, world_size: int) -> dict[str, list[list[bytes]]]:
     """Train with a pause on rank 0, and without; return the parameters after both."""
-    found, before = {}, roll_call.Patience._judge
+    found, store = {}, _get_default_store()
     for scene, play in SCENES.items():
-        roll_call.Patience._judge = before  # type: ignore[method-assign]
-        note_extensions(scene)
+        note_extensions(store, scene)
 
         def pause(scene: str = scene) -> None:
             if rank == 0:
@@ -176,7 +167,7 @@ def test_where_all_wait_nobody_waits_for_the_busy_limit() -> None:
 def be_away_for_too_long(rank: int, world_size: int, folder: str) -> Any:
     give_time()
     optimizer = make_optimizer(step_timeout_s=STEP_S, busy_timeout_s=3 * STEP_S)
-    note_extensions("away")
+    note_extensions(_get_default_store(), "away")
     set_grads(optimizer, 0, rank)
     dist.barrier()
     if rank == 0:

@@ -47,6 +47,15 @@ def test_late_news_of_a_death_would_be_noticed(monkeypatch: pytest.MonkeyPatch) 
     assert any("hears of a death" in text for text in find_violations(outcome))
 
 
+def test_a_worker_that_is_late_by_more_than_its_timeout_is_waited_for() -> None:
+    plan = draw_plan(720)
+    outcome = play(plan)
+    ((fault, _),) = outcome.fired
+    assert fault.kind == "late" and fault.seconds > 2 * plan.step_timeout_s
+    assert {diary.ending for diary in outcome.diaries} == {"finished"}
+    assert not find_violations(outcome)
+
+
 def test_who_has_its_pairs_waits_for_one_that_connects_with_a_dead_rank() -> None:
     outcome = play(draw_plan(1_000_997))
     assert [(fault.kind, fault.victim) for fault, _ in outcome.fired] == [("die", 1)]
