@@ -169,13 +169,11 @@ def test_the_first_worker_that_waits_says_so_once(
 ) -> None:
     answers = BUSY, waits(30.0), waits(30.0)
     with caplog.at_level(logging.INFO, logger="distlion"):
-        for rank in (1, 2):
-            wait = Wait(clock, rank=rank)
-            wait.at(30.0, *answers)
-            assert not caplog.records, "it is not late yet"
-            for now_s in (60.0, 90.0):
-                wait.at(now_s, *answers)
-            assert len(caplog.records) == 1
+        first, second = Wait(clock, rank=1), Wait(clock, rank=2)
+        for now_s in (30.0, 60.0, 90.0):
+            assert bool(caplog.records) == (now_s > LIMIT_S), "told before it is late"
+            first.at(now_s, *answers)
+            second.at(now_s, *answers)
     (record,) = caplog.records
     assert record.getMessage().startswith("still waiting for rank 0, busy outside of the all-to-")
     assert "busy_timeout_s=1800" in record.getMessage()
