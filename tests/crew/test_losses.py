@@ -227,7 +227,8 @@ def be_busy(rank: int, size: int, port: int) -> dict[str, Any]:
 
 
 def test_a_member_that_is_busy_elsewhere_is_waited_for() -> None:
-    results = start(be_busy, 3, host_store().port)
+    store = host_store()
+    results = start(be_busy, 3, store.port)
     check_equal(results)
     for result in results:
         assert len(result["epochs"][STRUCK_AT][1]) == 3
