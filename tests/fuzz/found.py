@@ -95,6 +95,8 @@ def freeze_and_load(how: str) -> tuple[Op, ...]:
 DIVIDED = replace(RANKS, sizes=((3, 65), (65, 3)))
 SCHEDULED = replace(RANKS, scheduler="lambda")
 SEQUENTIAL = replace(RANKS, scheduler="sequential")
+ODD = replace(FEEDBACK, defaults=("float64", "meta"))
+PAUSE = Op("pause", {"rank": 0, "key": 4})
 
 FOUND: dict[str, Program] = {
     **{
@@ -157,6 +159,16 @@ FOUND: dict[str, Program] = {
     "no worker": Program(0, VIRTUAL, (Op("collect", {"worker": None}), STEP)),
     **load_damaged("no estimate", setup=FEEDBACK),
     **load_damaged("manifest step", "group step", "momentum dtype"),
+    **both("torch's default dtype and device", STEP, STEP, setup=ODD),
+    **ranks("a rank that is late", STEP, PAUSE, STEP),
+    **ranks("a rank that is late, overlap", STEP, PAUSE, STEP, setup=OVERLAP),
+    **ranks(
+        "buffers without a mean",
+        Op("forward", {"key": 4, "rank": None}),
+        Op("forward", {"key": 5, "rank": 1}),
+        Op("average"),
+        STEP,
+    ),
     **ranks(
         "no_sync within no_sync",
         Op("step", {"key": 3, "passes": 3}),

@@ -21,9 +21,6 @@ from fuzz.players import N_FEATURES, Grads, Model, Player, Virtual, add_group
 from fuzz.program import SIZES, Setup
 from fuzz.table import Args, Promise, draw_key, operation
 
-AVERAGES = 0.0
-"""Weight of averages of buffers."""
-
 # --- steps
 
 
@@ -155,7 +152,7 @@ def forward(player: Player, args: Args) -> None:
 @operation(
     lambda random, setup: {} if setup.is_real else None,
     is_modelled=True,
-    weight=AVERAGES,
+    weight=2,
 )
 def average(player: Player, args: Args) -> None:
     """Make the buffers of all workers equal."""

@@ -25,8 +25,12 @@ from distlion.optim import VotingBase
 from fuzz.program import Setup
 
 STEP_TIMEOUT_S = 10.0
-LIMITS = {"step_timeout_s": STEP_TIMEOUT_S, "init_timeout_s": STEP_TIMEOUT_S}
-PAUSE_S = 0.5
+LIMITS = {
+    "step_timeout_s": 1.0,
+    "busy_timeout_s": STEP_TIMEOUT_S,
+    "init_timeout_s": STEP_TIMEOUT_S,
+}
+PAUSE_S = 2.5
 """Time for which others wait for a rank that is busy elsewhere."""
 VOTE_S = 0.3
 """Within this time votes that leave during backward have left."""
@@ -269,7 +273,8 @@ class Rank(Player):
         dist.barrier(self.group)
 
     def average(self) -> None:
-        distlion.average_buffers(self.model, self.group, timeout_s=STEP_TIMEOUT_S)
+        limits = {"timeout_s": STEP_TIMEOUT_S, "busy_timeout_s": STEP_TIMEOUT_S}
+        distlion.average_buffers(self.model, self.group, **limits)
 
     def _make_optimizer(self, groups: Any, **options: Any) -> distlion.DistributedLion:
         network = dict(self.setup.network)

@@ -16,7 +16,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 ORACLE_DTYPES = ("float32", "bfloat16")
 DEFAULT_DTYPES = ("float32", "float64", "bfloat16")
 DEFAULT_DEVICES = ("cpu", "cpu", "meta")
-ODD_DEFAULTS = 0.0
+ODD_DEFAULTS = 0.3
 """Share of the programs that set torch's default dtype and device to these."""
 
 
