@@ -38,7 +38,7 @@ if args.before:
 else:
     accelerator = VotingAccelerator(cpu=on_cpu)  # 2
     optimizer = DistributedLion(
-        model.parameters(), lr=7.5e-4, weight_decay=0.04, cautious=True
+        model.parameters(), lr=1.5e-3, weight_decay=0.02, cautious=True
     )  # 3
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.epochs * 47)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

@@ -47,7 +47,7 @@ class Classifier(lightning.LightningModule):
     def configure_optimizers(self):
         if args.before:
             return torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.01)
-        return DistributedLion(self.parameters(), lr=7.5e-4, weight_decay=0.04, cautious=True)  # 2
+        return DistributedLion(self.parameters(), lr=1.5e-3, weight_decay=0.02, cautious=True)  # 2
 
 
 trainer = lightning.Trainer(

@@ -45,7 +45,7 @@ if args.before:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 else:
     optimizer = DistributedLion(
-        model.parameters(), lr=7.5e-4, weight_decay=0.04, cautious=True
+        model.parameters(), lr=1.5e-3, weight_decay=0.02, cautious=True
     )  # 3
 model, optimizer = fabric.setup(model, optimizer)
 

@@ -103,7 +103,7 @@ def configure(args: argparse.Namespace) -> Trainer.Config:
     if args.before:
         optimizer = default_adamw(lr=1e-3, weight_decay=0.1)
     else:
-        optimizer = voting_lion(lr=2.5e-4, weight_decay=0.4, cautious=True)  # 2
+        optimizer = voting_lion(lr=5e-4, weight_decay=0.2, cautious=True)  # 2
     return Trainer.Config(
         model_spec=make_model(),
         optimizer=optimizer,

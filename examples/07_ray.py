@@ -40,7 +40,7 @@ def train(config: dict[str, Any]) -> None:
     else:
         model = ray.train.torch.prepare_model(model, parallel_strategy=None)  # 2
         optimizer = DistributedLion(
-            model.parameters(), lr=7.5e-4, weight_decay=0.04, cautious=True
+            model.parameters(), lr=1.5e-3, weight_decay=0.02, cautious=True
         )  # 3
 
     first, part = 0, f"worker-{rank}.pt"

@@ -58,8 +58,8 @@ if args.before:
 else:
     optimizer = DistributedLion(
         model.named_parameters(),
-        lr=7.5e-4,
-        weight_decay=0.04,
+        lr=1.5e-3,
+        weight_decay=0.02,
         cautious=True,
         process_group=mesh.get_group(0),
     )  # 3

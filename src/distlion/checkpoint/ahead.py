@@ -9,7 +9,7 @@ from torch import nn
 
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import describe_layout, digest_layout
-from distlion.checkpoint.identity import check_owner, identify, list_loaded
+from distlion.checkpoint.identity import agree_on_identity, check_owner, list_loaded
 from distlion.checkpoint.local import take_apart
 from distlion.checkpoint.save import finish_pending, ownership_of
 from distlion.errors import CheckpointError
@@ -48,8 +48,7 @@ def check_checkpoint_folder(
         barrier = CheckpointBarrier(
             ownership.open_channel(False), process=ownership.process, call=CALL
         )
-        # Saves write the first process's identity.
-        identity = barrier.share(None, identity=identify(votes))[0]["identity"]
+        identity = agree_on_identity(barrier, votes)
         _, problem = attempt(
             lambda: _check_folder(
                 Path(path),

@@ -35,10 +35,10 @@ class Lion(LionBase):
             float32, bfloat16 or float16, plain tensors or FSDP2's DTensors. Frozen ones are
             skipped. One that is frozen later moves while it has a gradient, as under torch's
             optimizers: clear it when you freeze.
-        lr: Learning rate, 0 or more; start at a quarter of AdamW's.
+        lr: Learning rate, 0 or more; start at half of AdamW's.
         betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD. Lion's
             paper has (0.9, 0.99), which is worse in short runs and usually takes a lower ``lr``.
-        weight_decay: Decoupled weight decay, 0 or more; start at four times AdamW's.
+        weight_decay: Decoupled weight decay, 0 or more; start at twice AdamW's.
         cautious: Leave an element where it is if its direction and its gradient have different
             signs (Cautious Optimizers, arXiv:2411.16085); weight decay still applies.
 

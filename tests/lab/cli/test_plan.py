@@ -114,7 +114,7 @@ def test_advice_is_also_written_as_the_call_that_follows_it():
     optimizer = eval(line, {"distlion": distlion, "model": torch.nn.Linear(1, 1), **adamw})
     assert isinstance(optimizer, distlion.DistributedLion)
     (group,) = optimizer.param_groups
-    assert (group["lr"], group["weight_decay"]) == (1e-3, 0.4)
+    assert (group["lr"], group["weight_decay"]) == (2e-3, 0.2)
     assert (group["betas"], group["cautious"]) == ((0.9, 0.95), True)
     assert (
         'exchange=distlion.AllReduce(), nodes=distlion.Nodes(ranks_per_node=8), overlap="auto"'

@@ -67,8 +67,8 @@ def print_plan(
 
 _RECIPE = (
     "model.named_parameters()",
-    "lr=adamw_lr / 4",
-    "weight_decay=4 * adamw_weight_decay",
+    "lr=adamw_lr / 2",
+    "weight_decay=2 * adamw_weight_decay",
     "cautious=True",
 )
 """The page "The recipe" has the reasons."""
