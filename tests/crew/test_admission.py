@@ -139,7 +139,7 @@ def test_one_that_has_died_ends_no_second_epoch() -> None:
 def test_a_stranger_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store()
     look, members = make_lookout(store), make_epoch(store, 0, 1)
-    look.watch(members, longest_operation_s=1)
+    look.watch(members, longest_operation_s=1, users_operation_s=1)
     with pytest.raises(CrewError, match="same script"):
         ask(store, make_member(7, settings=SETTINGS + 1))
     assert not look.wants_change
@@ -162,6 +162,7 @@ def test_who_asks_where_no_place_is_left_is_seen_and_ends_no_epoch() -> None:
         ("7", 1),
         ('["', 1),
         ('{"number": 1}', 1),
+        ("[" * 100_000, 1),
     ],
 )
 def test_what_is_no_ask_is_left_out_and_logged(
@@ -174,6 +175,18 @@ def test_what_is_no_ask_is_left_out_and_logged(
     assert "in an unknown format" in caplog.text
     made = put_ask(store, 3, make_member(7), is_ready=False)
     assert list_asks(store) == [made]
+
+
+@pytest.mark.parametrize("signature", ["7", "null", '"\\ud800"', '"\\u00e9"'])
+def test_a_signature_of_any_kind_is_none_of_ours(
+    signature: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store()
+    member = json.dumps(make_member(7).describe())
+    ask = f'[{{"number": 1, "member": {member}, "signature": {signature}}}]'
+    store.plain.set("asking", ask)
+    assert list_asks(store) == []
+    assert len(caplog.records) == 1
 
 
 def test_one_with_another_secret_is_seen_by_nobody(

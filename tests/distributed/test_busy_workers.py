@@ -29,7 +29,7 @@ from failures import (
 
 pytestmark = pytest.mark.distributed
 
-STEP_S, BUSY_S = 1.0, 300.0
+STEP_S, BUSY_S = 2.0, 300.0
 LIMITS: dict[str, Any] = {"step_timeout_s": STEP_S, "busy_timeout_s": BUSY_S}
 
 

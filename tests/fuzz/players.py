@@ -26,11 +26,11 @@ from fuzz.program import Setup
 
 STEP_TIMEOUT_S = 10.0
 LIMITS = {
-    "step_timeout_s": 1.0,
+    "step_timeout_s": 2.0,
     "busy_timeout_s": STEP_TIMEOUT_S,
     "init_timeout_s": STEP_TIMEOUT_S,
 }
-PAUSE_S = 2.5
+PAUSE_S = 3.0
 """Time for which others wait for a rank that is busy elsewhere."""
 VOTE_S = 0.3
 """Within this time votes that leave during backward have left."""

@@ -72,6 +72,25 @@ def test_an_answer_to_an_earlier_call_counts_for_no_later_one(clock: list[float]
     assert call.answers == [waits(2.0), waits(0.5)]
 
 
+def test_a_second_thread_that_looks_counts_no_call_twice(clock: list[float]) -> None:
+    """The waiting thread looks too, at the end of a long wait."""
+    first, second = (RollCalls(store, rank, 2) for store in [dist.HashStore()] for rank in range(2))
+    second.ask(since_s=0.0)
+    second.look(tell(waits(1.0)))
+
+    def look_again() -> Answer:
+        first.look(tell(BUSY))  # another thread, amid the answer
+        return BUSY
+
+    first.look(look_again)
+    call = first.ask(since_s=0.0)
+    for _ in range(2):
+        first.look(tell(waits(1.0)))
+        second.look(tell(BUSY))
+    first.look(tell(waits(1.0)))
+    assert call.answers == [waits(1.0), BUSY]
+
+
 def test_workers_that_ask_together_share_a_call(clock: list[float]) -> None:
     store = dist.HashStore()
     first, second = (RollCalls(store, rank, 2) for rank in range(2))

@@ -132,8 +132,8 @@ def save_checkpoint(
             belongs to another optimizer; on every rank. Training can go on.
         ReplicaMismatchError: Parameters are not equal on all workers; on every rank.
         ConfigMismatchError: Another worker is at a different call; on every rank.
-        PeerLostError, StepTimeoutError: A worker is gone, or has not written its part within
-            ``init_timeout_s``.
+        PeerLostError, StepTimeoutError: A worker is gone, or silent; or it has not written its part
+            within ``busy_timeout_s``, in the background ``init_timeout_s``.
         InvalidArgumentError, UnsupportedTypeError: An argument is out of range or of a wrong kind.
 
     Notes:
@@ -162,7 +162,6 @@ def save_checkpoint(
         if local is not None:
             barrier.compare(describe_local(local), "local steps")
         shared = _find_shared(barrier, contents)
-        _warn_of_differing(contents.model.keys() - shared.keys(), model, votes)
         if async_:
             contents, problem = attempt(contents.snapshot)
             barrier.share(problem)
@@ -183,6 +182,7 @@ def save_checkpoint(
         if async_:  # within: Ctrl-C at the end of the meeting must not lose it
             _pending[votes] = pending
     warn_if_unreadable()
+    _warn_of_differing(contents.model.keys() - shared.keys(), model, votes)
     return pending
 
 

@@ -142,15 +142,17 @@ def _read(store: SignedStore, text: str | bytes) -> list[Ask]:
     asks = []
     try:
         listed = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         listed = text
     for each in listed if isinstance(listed, list) else [listed]:
         try:
-            found, signature = Ask(each["number"], Member(**each["member"])), each["signature"]
-        except (KeyError, TypeError):
+            found = Ask(each["number"], Member(**each["member"]))
+            signature = str(each["signature"]).encode()
+            is_ours = hmac.compare_digest(found.describe(store)["signature"].encode(), signature)
+        except (KeyError, TypeError, ValueError):
             logger.warning("a worker asks the crew in an unknown format: %r", each)
             continue
-        if hmac.compare_digest(found.describe(store)["signature"], signature):
+        if is_ours:
             asks.append(found)
         else:
             logger.warning("%s asks the crew with another secret", found.member)

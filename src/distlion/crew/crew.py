@@ -36,7 +36,7 @@ from distlion.crew.optimizer import CrewLion
 from distlion.crew.patience import Patience
 from distlion.crew.rendezvous import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, TooFewError
 from distlion.errors import CrewError, InvalidArgumentError
-from distlion.options import Newcomers, check_newcomers
+from distlion.options import Newcomers, Settings, check_newcomers
 from distlion.step import check_positive
 
 logger = logging.getLogger("distlion")
@@ -324,19 +324,23 @@ class Crew:
                     return read_decision(self._rendezvous, decision, own), last
         return None, last
 
-    def enter(self, epoch: Epoch, *, seconds: float, longest_operation_s: float) -> None:
+    def enter(self, epoch: Epoch, *, seconds: float, settings: Settings) -> None:
         """Note that an epoch was formed, and log the members that left or came, with reasons.
 
         Args:
             epoch: The epoch.
             seconds: Seconds that it took.
-            longest_operation_s: Limit of an operation on a process group, in seconds.
+            settings: The optimizer's settings, with the limits of operations on process groups.
         """
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
         self.patience.rest()
         self._tried.clear()
-        self._lookout.watch(epoch, longest_operation_s=longest_operation_s)
+        self._lookout.watch(
+            epoch,
+            longest_operation_s=settings.group_timeout_s,
+            users_operation_s=settings.connect_timeout_s,
+        )
         if epoch.place == 0:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
                 self._rendezvous.note_begun(epoch.number)

@@ -34,7 +34,8 @@ class Lookout:
     def __init__(self, rendezvous: Rendezvous, identity: int) -> None:
         self._rendezvous, self._id = rendezvous, identity
         self._epoch: Epoch | None = None
-        self._longest_operation_s, self._n_looks = 0.0, 0
+        self._longest_operation_s, self._users_operation_s = 0.0, 0.0
+        self._n_looks = 0
         self._changing = threading.Lock()
         self._trouble: CrewError | None = None
         self._is_asked = self._is_left_behind = False
@@ -54,15 +55,17 @@ class Lookout:
             raise self._trouble
         return self._is_asked or self._is_left_behind
 
-    def watch(self, epoch: Epoch, *, longest_operation_s: float) -> None:
+    def watch(self, epoch: Epoch, *, longest_operation_s: float, users_operation_s: float) -> None:
         """Begin to look, on behalf of this epoch's members.
 
         Args:
             epoch: The epoch that was just formed.
             longest_operation_s: Seconds that connections of an earlier epoch may still be in use.
+            users_operation_s: The same for operations that are not distlion's.
         """
         with self._changing:
             self._epoch, self._longest_operation_s = epoch, longest_operation_s
+            self._users_operation_s = users_operation_s
             self._has_trained = True
             self._is_asked = self._is_left_behind = False
 
@@ -106,7 +109,7 @@ class Lookout:
                 self._is_asked |= is_asked
         with suppress(DistError):
             epoch.store.set(f"alive/{self._id}", str(self._n_looks))
-        let_go_of_failed(since_s=self._longest_operation_s)
+        let_go_of_failed(since_s=self._longest_operation_s, settled_since_s=self._users_operation_s)
 
     def _look_for_asks(self, epoch: Epoch) -> bool:
         """Answer the workers that ask to be let in.

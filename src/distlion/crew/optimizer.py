@@ -253,8 +253,7 @@ class CrewLion(DistributedLion):
                 logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
                 lost, patience_s = blamed, QUICK_S
                 continue
-            seconds, longest_s = time.monotonic() - began_s, self._settings.group_timeout_s
-            crew.enter(epoch, seconds=seconds, longest_operation_s=longest_s)
+            crew.enter(epoch, seconds=time.monotonic() - began_s, settings=self._settings)
             return
 
     def catch_up(self) -> None:

@@ -89,8 +89,10 @@ class DistributedLion(VotingBase):
         check_every: Steps between comparisons of replicas. They are also compared in the first step
             after a start, a load or a change of workers, and 10 and 100 steps later; None: never.
         diagnose_every: Steps between measurements of agreement, see ``diagnostics()``; None: never.
-        init_timeout_s: Seconds for the handshake, the initial broadcast, each file of a checkpoint.
-        step_timeout_s: Seconds of silence in a collective after which a worker counts as failed.
+        init_timeout_s: Seconds for the handshake, the initial broadcast, and each file of a
+            checkpoint that is saved in the background.
+        step_timeout_s: Seconds of silence in a collective after which a worker counts as failed;
+            below 2 there is no time to ask whether it is busy.
         busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere, such as in an
             evaluation; torch's default. Up to ``step_timeout_s``: no longer than for a silent one.
         seed: Seed of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.

@@ -199,8 +199,8 @@ class LocalVotes:
             self.period.since[turn] = 0
             if self.common.committed_step == before:  # all workers give the period up
                 self._begin_anew(self._voting)
-            self._reset_broken(self._voting)
             self._give_up_repaired()
+            self._reset_broken(self._voting)  # last, as a warning may be an error
         return is_done
 
     def vote_on_all(self) -> None:

@@ -30,6 +30,7 @@ from distlion.transport import (
     Transport,
     Turn,
     carries_host_memory,
+    find_limit,
     gather_bytes,
     own_group,
 )
@@ -44,6 +45,12 @@ _OF_STATISTICS = _WITH_A_MEAN | {"num_batches_tracked"}
 """The buffers of torch's norms, and of other modules that keep running statistics as they do."""
 # Calls are counted per group: on other groups a process may have made more than its peers.
 _calls: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_own_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
+    weakref.WeakKeyDictionary()
+)
+"""Gloo groups of workers whose own group cannot carry buffers."""
+_CALL_S, _FIRST_CALL_S = 60, 300
+"""Seconds of silence, as for an optimizer's steps and for its construction."""
 
 
 @torch.no_grad()
@@ -51,7 +58,7 @@ def average_buffers(
     model: nn.Module,
     process_group: dist.ProcessGroup | None = None,
     *,
-    timeout_s: float = 60,
+    timeout_s: float | None = None,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
 ) -> None:
     """Make buffers equal on all workers, such as BatchNorm's statistics; all must call it.
@@ -66,8 +73,11 @@ def average_buffers(
             other buffers than these two and ``num_batches_tracked``. All other buffers become those
             of the group's first rank: vectors of a spectral norm, masks and counts have no mean.
         process_group: The workers; None for the default group. Without a group nothing changes.
-        timeout_s: Seconds of silence after which a worker counts as failed.
-        busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere.
+        timeout_s: Seconds of silence after which a worker counts as failed; None: 60, or 300 in a
+            first call before there is an optimizer, as other workers may still load data.
+        busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere; no more than the
+            limit of ``process_group``, which in a crew is ``init_timeout_s``. The first call on a
+            group of NCCL alone makes a group of Gloo, and waits for everybody that long.
 
     Raises:
         ConfigMismatchError: Workers have different buffers; on every rank, with nothing changed.
@@ -95,8 +105,12 @@ def average_buffers(
         named = _list_buffers(model)
         with _turn(ranks):
             link = _connect(ranks, timeout_s=timeout_s, busy_timeout_s=busy_timeout_s)
-            _agree(link, named)
-            equal = _equalize(link, list(named.values()))
+            try:
+                _agree(link, named)
+                equal = _equalize(link, list(named.values()))
+            except (PeerLostError, StepTimeoutError):
+                _own_groups.pop(ranks.process_group, None)  # it has failed
+                raise
         for buffer, values in zip(named.values(), equal, strict=True):
             buffer.tensor.copy_(values)
 
@@ -141,22 +155,26 @@ def _turn(ranks: Ranks) -> Iterator[None]:
         raise
 
 
-def _connect(ranks: Ranks, *, timeout_s: float, busy_timeout_s: float) -> Transport:
-    members = ranks.process_group
-    assert members is not None  # there are two ranks or more
-    number = _calls[members] = _calls.get(members, 0) + 1
+def _connect(ranks: Ranks, *, timeout_s: float | None, busy_timeout_s: float) -> Transport:
+    workers, watch = ranks.process_group, ranks.watch
+    assert workers is not None and watch is not None  # there are two ranks or more
+    number = _calls[workers] = _calls.get(workers, 0) + 1
+    if timeout_s is None:
+        # Others may not answer yet: a watch begins with a first call, or an optimizer.
+        is_first = number == 1 and not watch.turns.n_optimizers
+        timeout_s = _FIRST_CALL_S if is_first else _CALL_S
+    members = _own_groups.get(workers, workers)
     if not carries_host_memory(members):
-        members = own_group(
-            members,
-            name=f"buffers/{number}",
-            timeout_s=max(timeout_s, busy_timeout_s),
-            connect_timeout_s=timeout_s,
-        )
+        # No roll is called while a group is made: a busy worker has as long as it may ever take.
+        longest_s = max(timeout_s, busy_timeout_s)
+        members = own_group(workers, name=f"buffers/{number}", timeout_s=longest_s)
+        _own_groups[workers] = members
+    busy_timeout_s = min(busy_timeout_s, find_limit(members))
     return Gloo(
         members,
         timeout_s=timeout_s,
         busy_timeout_s=busy_timeout_s,
-        watch=ranks.watch,
+        watch=watch,
         limits="timeout_s= limits the silence of a worker, busy_timeout_s= the wait for one that "
         "runs",
     )

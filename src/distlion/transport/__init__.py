@@ -14,6 +14,7 @@ from distlion.transport.gloo import Gloo, let_go_of_failed
 from distlion.transport.groups import (
     carries_host_memory,
     drop_store,
+    find_limit,
     find_start,
     keep,
     keep_store,
@@ -42,6 +43,7 @@ __all__ = [
     "carries_host_memory",
     "connect_in_memory",
     "drop_store",
+    "find_limit",
     "find_minority",
     "find_start",
     "gather_bytes",

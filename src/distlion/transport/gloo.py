@@ -98,6 +98,11 @@ class GlooTransfer:
         """Process group that carries it."""
         return self._link.process_group
 
+    @property
+    def is_completed(self) -> bool:
+        """True if nothing of it is under way, whether or not it has succeeded."""
+        return self._work is None or self._work.is_completed()
+
     def wait(self) -> None:
         """Wait for its end.
 
@@ -346,13 +351,17 @@ class Gloo:
         return Gloo(group, timeout_s=self.timeout_s, ranks=members, limits=self._limits)
 
 
-def let_go_of_failed(*, since_s: float) -> None:
-    """End the groups that failed more than ``since_s`` ago, and close their connections.
+def let_go_of_failed(*, since_s: float, settled_since_s: float) -> None:
+    """End failed groups on which nothing is under way, and close their connections.
 
     Args:
-        since_s: Seconds, more than any operation on them may take, so that nothing is under way.
+        since_s: Seconds since the failure, more than any operation on a group may take.
+        settled_since_s: The same for groups on which all of distlion's transfers have completed,
+            as after a closed connection: more than a user's own operations may take.
     """
+    pending = [each.process_group for each in _under_way.copy() if not each.is_completed]
     groups = take_kept(since_s=since_s)
+    groups += take_kept(since_s=min(since_s, settled_since_s), unless=pending)
     _under_way.difference_update(
         [each for each in _under_way.copy() if each.process_group in groups]
     )

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -54,10 +54,11 @@ def keep(process_group: object) -> None:
     _kept.setdefault(process_group, time.monotonic())
 
 
-def take_kept(*, since_s: float) -> list[object]:
-    """Stop keeping the groups that failed longer ago than this; return them."""
+def take_kept(*, since_s: float, unless: Collection[object] = ()) -> list[object]:
+    """Stop keeping the groups that failed longer ago than this, but for some; return them."""
     before = time.monotonic() - since_s
-    groups = [group for group, kept_s in _kept.copy().items() if kept_s < before]
+    old = [group for group, kept_s in _kept.copy().items() if kept_s < before]
+    groups = [group for group in old if not any(group is each for each in unless)]
     for group in groups:
         _kept.pop(group, None)
     return groups
@@ -87,6 +88,15 @@ def find_start() -> str | None:
     """
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return os.environ.get("TORCHELASTIC_RESTART_COUNT") if is_kept else None
+
+
+def find_limit(process_group: dist.ProcessGroup) -> float:
+    """Return the seconds that an operation on host memory may take on a group."""
+    if process_group in _limits_s:
+        return _limits_s[process_group]
+    backend: Any = process_group._get_backend(HOST)
+    limit_s: float = backend.options._timeout.total_seconds()
+    return limit_s
 
 
 def keep_store(process_group: dist.ProcessGroup, store: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class RollCalls:
         self._last, self._looked_s = 0, time.monotonic()
         self._own: RollCall | None = None
         self._read: list[Answer] = []
+        self._looking = threading.Lock()
 
     def ask(self, *, since_s: float) -> RollCall:
         """Return a question that all workers will be asked, no earlier than ``since_s``."""
@@ -64,7 +66,19 @@ class RollCalls:
 
         Args:
             describe: Function that reports on this worker.
+
+        Notes:
+            A second thread returns at once: the first one's look serves both. Two looks at a time
+            would count one call twice, and wait for calls that nobody makes.
         """
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            self._look(describe)
+        finally:
+            self._looking.release()
+
+    def _look(self, describe: Callable[[], Answer]) -> None:
         before, own, now_s = self._last, self._own, time.monotonic()
         while self._store.check([_name(self._last + 1)]):
             self._last += 1
