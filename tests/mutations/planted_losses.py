@@ -67,7 +67,7 @@ LOSSES = (
     Mutation(
         "loss: a NaN stays in the inner state of local steps",
         "optim/local_votes.py",
-        "            self._reset_broken(self._voting)\n",
+        "            self._reset_broken(self._voting)  # last, as a warning may be an error\n",
         "",
         INNER_STATE,
     ),

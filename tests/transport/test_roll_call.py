@@ -72,17 +72,32 @@ def test_an_answer_to_an_earlier_call_counts_for_no_later_one(clock: list[float]
     assert call.answers == [waits(2.0), waits(0.5)]
 
 
+class Interrupted:
+    """A store that lets another thread run once a first call is found, as threads do."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store, self.meanwhile = store, lambda: None
+
+    def check(self, keys: list[str]) -> bool:
+        found = self._store.check(keys)
+        if found and "roll" in keys[0]:
+            meanwhile, self.meanwhile = self.meanwhile, lambda: None
+            meanwhile()
+        return found
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
 def test_a_second_thread_that_looks_counts_no_call_twice(clock: list[float]) -> None:
     """The waiting thread looks too, at the end of a long wait."""
-    first, second = (RollCalls(store, rank, 2) for store in [dist.HashStore()] for rank in range(2))
+    store = dist.HashStore()
+    interrupted = Interrupted(store)
+    first, second = RollCalls(interrupted, 0, 2), RollCalls(store, 1, 2)
     second.ask(since_s=0.0)
     second.look(tell(waits(1.0)))
-
-    def look_again() -> Answer:
-        first.look(tell(BUSY))  # another thread, amid the answer
-        return BUSY
-
-    first.look(look_again)
+    interrupted.meanwhile = lambda: first.look(tell(BUSY))
+    first.look(tell(BUSY))
     call = first.ask(since_s=0.0)
     for _ in range(2):
         first.look(tell(waits(1.0)))
