@@ -123,4 +123,5 @@ for iteration in range(first, args.iterations + 1):
     if rank == 0 and iteration % 10 == 0:
         print(f"iteration {iteration}: loss {loss * args.accumulation:.4f}, norm {norm:.2f}")
 
+optimizer.verify_replicas()
 dist.destroy_process_group()

@@ -141,7 +141,7 @@ class Wait:
             limit_s=LIMIT_S,
             busy_limit_s=BUSY_S,
             rank=rank,
-            what="all-to-all",
+            call="step 3",
         )
 
     def _call_roll(self, *, since_s: float) -> RollCall:
@@ -209,5 +209,7 @@ def test_the_first_worker_that_waits_says_so_once(
             first.at(now_s, *answers)
             second.at(now_s, *answers)
     (record,) = caplog.records
-    assert record.getMessage().startswith("still waiting for rank 0, busy outside of the all-to-")
+    assert record.getMessage().startswith(
+        "[rank 1] step 3 has waited for more than 60 s for rank 0, "
+    )
     assert "busy_timeout_s=1800" in record.getMessage()

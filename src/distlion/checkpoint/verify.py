@@ -63,7 +63,7 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> tuple[Path, Manifest]:
     return folder, read_manifest(folder)
 
 
-def read_extra(path: str | os.PathLike[str], *, process: int = 0) -> Any:
+def read_extra(path: str | os.PathLike[str], *, process: int | None = None) -> Any:
     """Return the ``extra`` that a process gave to ``save_checkpoint``, without loading anything.
 
     No model or optimizer is needed, so it may hold the arguments that make them. Any one process
@@ -71,7 +71,8 @@ def read_extra(path: str | os.PathLike[str], *, process: int = 0) -> Any:
 
     Args:
         path: The folder of a run's checkpoints, for the latest, or the folder of one checkpoint.
-        process: The process that saved it: the worker's rank, or 0 for ``VirtualCluster``.
+        process: The process that saved it: the worker's rank, or 0 for ``VirtualCluster``. None:
+            the one with this process's rank, or the first one, whose file is in this folder.
 
     Raises:
         CheckpointError: There is no checkpoint or no such process, or its file is damaged.
@@ -81,7 +82,9 @@ def read_extra(path: str | os.PathLike[str], *, process: int = 0) -> Any:
         >>> model = make_model(config)
     """
     folder, manifest = inspect_checkpoint(path)
-    name = f"process-{process:05d}.safetensors"
+    if process is None:
+        process = _find_present(folder, manifest)
+    name = _name_file(process)
     if name not in manifest.files:
         raise CheckpointError(
             f"{folder} was saved by processes 0 to {manifest.processes - 1}; got process={process}"
@@ -97,3 +100,14 @@ def read_extra(path: str | os.PathLike[str], *, process: int = 0) -> Any:
         # Forged values can raise any error.
         except Exception as error:
             raise CheckpointError(f"{file.path} is malformed ({error!r})") from error
+
+
+def _name_file(process: int) -> str:
+    return f"process-{process:05d}.safetensors"
+
+
+def _find_present(folder: Path, manifest: Manifest) -> int:
+    """Return the process whose file to read: hosts may keep those of their own workers alone."""
+    own = int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0
+    wanted = [own, *range(manifest.processes)]
+    return next((each for each in wanted if (folder / _name_file(each)).is_file()), own)

@@ -11,8 +11,8 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.layout import Bucket, fill_buckets, place_parameters
 
-STATISTICS = ("running_mean", "running_var")
-"""Last parts of the names of running statistics, as in torch's norms."""
+STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
+"""Last parts of the names of running statistics, in torch's norms and in Keras'."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

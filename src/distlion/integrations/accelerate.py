@@ -21,6 +21,7 @@ from distlion.integrations.frameworks import (
     broadcast_rest,
     check_version,
     check_votes,
+    compare_at_end,
     hold_back,
     save_for_all,
     vote_on_deltas,
@@ -121,6 +122,15 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
             for each in self._voting:
                 stack.enter_context(hold_back(each.voter))
             yield
+
+    def end_training(self) -> None:
+        """Compare replicas once more, then end as Accelerate does; every process must call it.
+
+        Raises:
+            ReplicaMismatchError: Replicas differ; on every rank.
+        """
+        compare_at_end(each.voter for each in self._voting)
+        super().end_training()
 
     def vote(self) -> None:
         """Let workers of ``LocalSteps`` vote, so that all have the same parameters.

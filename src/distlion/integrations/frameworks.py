@@ -141,6 +141,7 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
         return
     for tensor in tensors:
         if tensor.numel():
-            values = tensor.contiguous()
+            # As bytes: Gloo and NCCL know fewer dtypes than torch.
+            values = tensor.contiguous().reshape(-1).view(torch.uint8)
             dist.broadcast(values, 0)
-            tensor.copy_(values)
+            tensor.copy_(values.view(tensor.dtype).view(tensor.shape))

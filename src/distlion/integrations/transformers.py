@@ -32,7 +32,6 @@ from distlion.errors import (
 )
 from distlion.integrations.frameworks import (
     Voter,
-    broadcast_tensors,
     check_version,
     compare_at_end,
     hold_back,
@@ -42,6 +41,7 @@ from distlion.integrations.frameworks import (
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.optim import DistributedLion, LocalSteps
+from distlion.options import average_buffers
 
 # The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingMixin"]
@@ -163,7 +163,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         self._check_optimizer()
         if self._meter is None:
             self._meter = VoteMeter(save_for_all(self.voter))
-            broadcast_tensors(self.model.buffers())
+            average_buffers(self.model)  # only those that differ travel
         return optimizer
 
     @property

@@ -390,7 +390,7 @@ class DistributedLion(VotingBase):
         self._session.lifecycle.check_whole()
         if not self._has_told_of_state and self._session.has_one_workers_state:
             self._has_told_of_state = True
-            warn_of_one_state(self._session.ranks.n_ranks)
+            warn_of_one_state(self._session.ranks.roster.n_voters)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

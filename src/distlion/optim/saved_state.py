@@ -45,13 +45,13 @@ def reading_state() -> Iterator[None]:
         ) from error
 
 
-def warn_of_one_state(n_ranks: int) -> None:
-    """Warn that ``state_dict()`` holds the state of one of several ranks."""
+def warn_of_one_state(n_workers: int) -> None:
+    """Warn that ``state_dict()`` holds the state of one of several workers."""
     warn_user(
-        f"state_dict() holds this worker's state alone, and each of the {n_ranks} workers has a "
-        "momentum of its own. A file that rank 0 saves for all cannot be resumed from. Call "
-        "distlion.save_checkpoint(path, model, optimizer) on every rank, which saves all of them. "
-        "To roll back this worker itself, the state is complete.",
+        f"state_dict() holds the momentum of one of {n_workers} workers. A run cannot be resumed "
+        "from a file that rank 0 saves for all. Call distlion.save_checkpoint(path, model, "
+        "optimizer) on every rank, or use the bridge to your trainer (documentation, "
+        '"Your trainer"). A file for each rank, or a rollback in memory, is fine too.',
         OneWorkersStateWarning,
     )
 

@@ -107,11 +107,12 @@ def average_buffers(
             link = _connect(ranks, timeout_s=timeout_s, busy_timeout_s=busy_timeout_s)
             try:
                 _agree(link, named)
-                equal = _equalize(link, list(named.values()))
+                differing = _find_differing(link, list(named.values()))
+                equal = _equalize(link, differing)
             except (PeerLostError, StepTimeoutError):
                 _own_groups.pop(ranks.process_group, None)  # it has failed
                 raise
-        for buffer, values in zip(named.values(), equal, strict=True):
+        for buffer, values in zip(differing, equal, strict=True):
             buffer.tensor.copy_(values)
 
 
@@ -195,7 +196,8 @@ def _agree(link: Transport, named: Mapping[str, _Buffer]) -> None:
     if problem:
         raise UnsupportedTypeError(
             f"[rank {link.rank}] {_CALL}: the buffer {problem} cannot be averaged; expected dense "
-            "tensors with storage. Register it in another way, or leave it out of the model"
+            "tensors with memory of their own for each element. Register it in another way, or "
+            "leave it out of the model"
         )
     rows = [each.rstrip(b"\0").decode().split("\n") for each in texts]
     culprits = [rank for rank, row in enumerate(rows) if row != rows[0]]
@@ -213,7 +215,26 @@ def _agree(link: Transport, named: Mapping[str, _Buffer]) -> None:
 
 
 def _is_odd(buffer: Tensor) -> bool:
-    return is_dtensor(buffer) or buffer.layout is not torch.strided or buffer.is_meta
+    if is_dtensor(buffer) or buffer.layout is not torch.strided or buffer.is_meta:
+        return True
+    # Elements that share memory, as after expand(), cannot be written one by one.
+    return torch._debug_has_internal_overlap(buffer) == 1
+
+
+def _find_differing(link: Transport, buffers: Sequence[_Buffer]) -> list[_Buffer]:
+    """Return the buffers whose bits differ between workers: only these travel."""
+    own = b"".join(sha256(_as_bytes(each.tensor).numpy().data).digest() for each in buffers)
+    rows = gather_bytes(link, own, step=None) if own else []
+    places = [slice(at, at + _DIGEST_BYTES) for at in range(0, len(own), _DIGEST_BYTES)]
+    return [
+        buffer
+        for buffer, place in zip(buffers, places, strict=True)
+        if len({row[place] for row in rows}) > 1
+    ]
+
+
+def _as_bytes(buffer: Tensor) -> Tensor:
+    return buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _equalize(link: Transport, buffers: Sequence[_Buffer]) -> list[Tensor]:

@@ -161,10 +161,9 @@ class UseWatch:
         listed = ", ".join(unused[:NAMED_UNUSED]) + (f" and {more} more" if more > 0 else "")
         warn_user(
             f"{len(unused)} of {n_trained} parameters had no gradient {self._where} in the first "
-            f"{STEPS_OF_USE} steps: {listed}. Was a layer replaced after the "
-            "optimizer was made? The new layer is then not trained, and may differ between "
-            "workers: make the optimizer last. If the loss does not use these parameters, freeze "
-            "them by requires_grad_(False), or leave them out of the optimizer.",
+            f"{STEPS_OF_USE} steps: {listed}. If a layer was replaced after the optimizer was "
+            "made, the new one is not trained: make the optimizer last. If they are used rarely or "
+            "later, as experts are, all is well.",
             UnusedParametersWarning,
         )
 

@@ -148,7 +148,7 @@ class GlooTransfer:
                 if not work.is_completed():
                     if link.watch is not None and link.watch.alarmed.is_set():
                         return False
-                    patience = patience or link.be_patient(self._what, deadline_s)
+                    patience = patience or link.be_patient(deadline_s)
                     if patience is not None and link.watch is not None:
                         deadline_s = patience.find_deadline(link.watch.optimizer)
                     continue
@@ -306,11 +306,10 @@ class Gloo:
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed")
 
-    def be_patient(self, what: str, deadline_s: float) -> Patience | None:
+    def be_patient(self, deadline_s: float) -> Patience | None:
         """Return the patience with workers that run; None for none.
 
         Args:
-            what: The transfer that waits.
             deadline_s: The end of its wait, unless others turn out to be busy.
         """
         watch, busy_limit_s = self.watch, self.busy_timeout_s
@@ -322,7 +321,7 @@ class Gloo:
             limit_s=self.timeout_s,
             busy_limit_s=busy_limit_s,
             rank=watch.rank,
-            what=what,
+            call=str(watch.turns.now),
         )
 
     def check_present(self, *, step: int | None) -> None:

@@ -122,7 +122,7 @@ class Patience:
         limit_s: Seconds of silence that count as a failure.
         busy_limit_s: Seconds that workers are waited for which run, but are elsewhere.
         rank: This worker.
-        what: The transfer, in words.
+        call: The call that waits, in words.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class Patience:
         limit_s: float,
         busy_limit_s: float,
         rank: int,
-        what: str,
+        call: str,
     ) -> None:
         self._call_roll, self._start_s = call_roll, start_s
         self._limit_s, self._busy_limit_s = limit_s, busy_limit_s
-        self._rank, self._what = rank, what
+        self._rank, self._waiting_call = rank, call
         self._deadline_s = start_s + limit_s
         self._ask_s = start_s + limit_s / 2
         self._call: RollCall | None = None
@@ -176,11 +176,12 @@ class Patience:
             return
         self._has_told = True
         logger.warning(
-            "still waiting for %s, busy outside of the %s for more than %g s; the wait ends with "
-            "an error after busy_timeout_s=%g",
-            name_ranks(busy),
-            self._what,
+            "[rank %d] %s has waited for more than %g s for %s, busy elsewhere. Every rank must "
+            "make this call. The wait ends with an error after busy_timeout_s=%g",
+            self._rank,
+            self._waiting_call,
             self._limit_s,
+            name_ranks(busy),
             self._busy_limit_s,
         )
 
