@@ -133,7 +133,9 @@ def tell() -> Story:
 
 def launch(scripts: list[tuple[str, list[str]]], victim: int | None = None, **options: Any) -> Any:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return run_workers(play, N, store.port, scripts, victim, process_group=False, **options)
+    return run_workers(
+        play, N, store.port, scripts, victim, process_group=False, timeout_s=240, **options
+    )
 
 
 def differing(runs: tuple[Run, ...], others: tuple[Run, ...]) -> list[str]:

@@ -164,7 +164,9 @@ class Lifecycle:
                 if signals.error is not None and not self._ranks.is_alone:
                     cause = f"{name_error(signals.error)} came during {what}"
                     self._die(cause, signals.error, has_completed=True)
-        for call in self.afterwards:
+        # Not kept: they hold the session, whose connections close with the optimizer.
+        calls, self.afterwards = self.afterwards, []
+        for call in calls:
             call()
 
     def _die(self, cause: str, error: BaseException, *, has_completed: bool = False) -> None:
