@@ -51,7 +51,7 @@ def test_help_shows_an_example_and_the_methods():
     [
         (["--methods", "majorty"], "--methods 'majorty' is unknown"),
         (["--methods", ","], "methods are none"),
-        (["--workers", "4,many"], "--workers '4,many'"),
+        (["--workers", "4,many"], "--workers: 'many'"),
         (["--workers", "4,4"], "workers are 4, 4"),
         (["--seeds", "0"], "seeds is 0"),
         (["--lrs", "0"], "lrs is 0"),

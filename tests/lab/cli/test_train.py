@@ -110,8 +110,8 @@ def test_summary_table_shows_what_the_run_cost(tmp_path):
     result = invoke(*SHORT, "--workers", "2", "--run-dir", str(tmp_path / "run"))
     assert result.exit_code == 0, result.stderr
     for row in (
-        "training tokens",
-        "validation tokens",
+        "training images",
+        "validation images",
         "final validation loss",
         "sent by each worker",
         "reduction",
