@@ -331,8 +331,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who asks with another secret is let in",
         "crew/admission.py",
-        'if hmac.compare_digest(found.describe(store)["signature"], signature):',
-        "if True:",
+        'is_ours = hmac.compare_digest(found.describe(store)["signature"].encode(), signature)',
+        "is_ours = True",
         ADMISSION,
     ),
     Mutation(
