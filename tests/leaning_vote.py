@@ -29,7 +29,7 @@ class LeaningVote(MajorityVote):
 class _LeaningBucket(BucketVote):
     """Drafts beside what is kept, as every rule with state must."""
 
-    def encode(
+    def _encode(
         self,
         kernels: Kernels,
         segments: Sequence[Segment],
@@ -42,7 +42,7 @@ class _LeaningBucket(BucketVote):
             segment._replace(exp_avg=segment.exp_avg.float() + state["last"] / 2)
             for segment, state in zip(segments, kept, strict=True)
         ]
-        votes, finite = super().encode(kernels, leaning, kept, coins, device=device)
+        votes, finite = super()._encode(kernels, leaning, kept, coins, device=device)
         (plane,) = split_planes(votes.view(torch.int64).view(self.bucket.n_blocks, 1, -1))
         self.drafted: list[tuple[Tensor, Tensor]] = []
         for index, (segment, state) in enumerate(zip(segments, kept, strict=True)):

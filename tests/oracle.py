@@ -1,4 +1,6 @@
-"""An independent oracle of distributed Lion: numpy, the equations, nothing of distlion or torch.
+"""An independent oracle of distributed Lion: numpy, the equations, nothing of distlion.
+
+Matrix products alone are torch's, as every library rounds them in its own way.
 
 It holds all workers in one place and works parameter by parameter, worker by worker. There are no
 buckets, shards or packed words here: what it shares with the library is the specification
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
@@ -105,6 +108,18 @@ def updated(x: F32, total: I64, lr: float, weight_decay: float, divisor: int) ->
     decay = np.float32(1.0 - lr * weight_decay)
     alpha = np.float32(lr / divisor)
     return decay * x - alpha * total.astype(np.float32)
+
+
+def orthogonalized(c: F32) -> F32:
+    """Muon's five Newton-Schulz iterations: towards the nearest matrix with orthogonal rows."""
+    x = torch.from_numpy(c if c.shape[0] <= c.shape[1] else c.T)
+    if x.any():
+        x = x / x.abs().max()
+        x = x / torch.linalg.matrix_norm(x)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
+    return (x if c.shape[0] <= c.shape[1] else x.T).numpy()
 
 
 @dataclass
@@ -249,6 +264,8 @@ class Group:
     weight_decay: float = 0.0
     dtype: str = "float32"
     cautious: bool = False
+    rows: int = 0
+    """Rows of the matrices that its parameters are, whose directions are orthogonalized."""
 
 
 @dataclass
@@ -319,6 +336,8 @@ class OracleCluster:
                 continue
             if group.cautious:
                 c = np.where(np.sign(c) == np.sign(grad), c, np.float32(0))
+            if group.rows:
+                c = orthogonalized(c.reshape(group.rows, -1)).reshape(-1)
             zeros = [self._coin(FIRST_ZERO_DOMAIN + rank, word, n, second=s) for s in (False, True)]
             votes.append((c, grad, *zeros))
             momenta[rank] = new_m

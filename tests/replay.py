@@ -22,7 +22,10 @@ SIMPLE_SIZES = (1, 65, 300)
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """A parameter group; ``sizes`` in coordinates, a size of 1 makes a 0-dim parameter."""
+    """A parameter group; ``sizes`` in coordinates, a size of 1 makes a 0-dim parameter.
+
+    With ``rows`` its parameters are matrices whose directions are orthogonalized.
+    """
 
     rule: Aggregation
     sizes: tuple[int, ...]
@@ -31,6 +34,7 @@ class GroupSpec:
     weight_decay: float = 0.0
     dtype: str = "float32"
     cautious: bool = False
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ def play_oracle(case: Case, world_size: int) -> list[Outcome]:
             spec.weight_decay,
             spec.dtype,
             spec.cautious,
+            spec.rows,
         )
         for spec in case.groups
     ]
@@ -145,7 +150,8 @@ def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.Distrib
         for n in spec.sizes:
             value = torch.from_numpy(next(values)).to(getattr(torch, spec.dtype))
             value = value if rank == 0 else torch.zeros_like(value)
-            params.append(torch.nn.Parameter(value.reshape(()) if n == 1 else value))
+            shape = (spec.rows, -1) if spec.rows else () if n == 1 else (n,)
+            params.append(torch.nn.Parameter(value.reshape(shape)))
         param_groups.append(
             {
                 "params": params,
@@ -154,6 +160,7 @@ def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.Distrib
                 "betas": spec.betas,
                 "weight_decay": spec.weight_decay,
                 "cautious": spec.cautious,
+                "orthogonalize": spec.rows > 0,
             }
         )
     defaults = {

@@ -125,7 +125,7 @@ class FeedbackBucket(ScalingVote):
         self._everybody: Tensor | None = None
         self._note_votes: Callable[[], None] | None = None
 
-    def encode(
+    def _encode(
         self,
         kernels: Kernels,
         segments: Sequence[Segment],

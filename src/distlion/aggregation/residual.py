@@ -74,7 +74,7 @@ class _ResidualBucket(ScalingVote):
         # (residual, its value after the vote) of each parameter.
         self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
 
-    def encode(
+    def _encode(
         self,
         kernels: Kernels,
         segments: Sequence[Segment],

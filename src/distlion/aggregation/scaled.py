@@ -87,7 +87,7 @@ class ScaledBucket(ScalingVote):
 
     rule: ScaledVote
 
-    def encode(
+    def _encode(
         self,
         kernels: Kernels,
         segments: Sequence[Segment],

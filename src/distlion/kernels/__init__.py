@@ -15,6 +15,12 @@ from distlion.kernels.counting import BlockVotes
 from distlion.kernels.dispatch import check_denormals, choose_kernels
 from distlion.kernels.feedback import FLOAT_PLANES, count_estimates, tree_mean
 from distlion.kernels.lots import encode_lots, read_directions
+from distlion.kernels.orthogonal import (
+    matrix_shape,
+    orthogonalize,
+    orthogonalize_directions,
+    step_alone_orthogonal,
+)
 from distlion.kernels.sums import add_sums, settle_sum, start_sum
 from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
@@ -37,10 +43,14 @@ __all__ = [
     "choose_kernels",
     "count_estimates",
     "encode_lots",
+    "matrix_shape",
+    "orthogonalize",
+    "orthogonalize_directions",
     "read_directions",
     "settle_sum",
     "settle_tally",
     "start_sum",
+    "step_alone_orthogonal",
     "tally_votes",
     "tree_mean",
 ]

@@ -95,6 +95,8 @@ class Coefficients(NamedTuple):
         weight_decay: Decoupled weight decay.
         grad_scale: Factor for the raw gradient: 1, or 1 / the scale of a GradScaler.
         cautious: Mask elements whose direction and gradient differ in sign (arXiv:2411.16085).
+        orthogonalize: Whether the direction, as a matrix, is orthogonalized before it is encoded
+            or moves a single worker's parameter. No op reads it; see ``orthogonal.py``.
     """
 
     beta1: float
@@ -103,6 +105,7 @@ class Coefficients(NamedTuple):
     weight_decay: float
     grad_scale: float = 1.0
     cautious: bool = False
+    orthogonalize: bool = False
 
 
 class Segment(NamedTuple):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from distlion.aggregation import Aggregation
+from distlion.aggregation import Aggregation, MaskedVote
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES
-from distlion.step import check_own_memory, check_shared_memory, local_tensor
+from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES, matrix_shape
+from distlion.step import check_own_memory, check_shared_memory, is_dtensor, local_tensor
 
 
 def list_params(params: Any) -> list[Any]:
@@ -222,6 +222,29 @@ def _list_dtypes() -> str:
     return "one of " + ", ".join(str(dtype) for dtype in PARAM_DTYPES)
 
 
+def check_matrices(group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+    """Check that an orthogonalized param group holds whole weight matrices.
+
+    Raises:
+        InvalidArgumentError: A parameter has fewer than two dims, or one row or column.
+        UnsupportedTypeError: One is sharded.
+    """
+    if not group.get("orthogonalize", False):
+        return
+    for param in group["params"]:
+        if is_dtensor(param):
+            raise UnsupportedTypeError(
+                f"orthogonalize=True and {names[param]}, a DTensor, of which this rank holds a "
+                "shard. Expected whole matrices. Leave orthogonalize out for sharded parameters"
+            )
+        if matrix_shape(param.shape) is None:
+            raise InvalidArgumentError(
+                f"orthogonalize=True and {names[param]}, a tensor of {tuple(param.shape)}. "
+                "Expected two dims or more, and at least two rows and columns; a convolution "
+                "counts as (out, rest). Put biases, norms and scalars into another param group"
+            )
+
+
 def check_exp_avg_dtype(dtype: torch.dtype | None) -> None:
     """Raise InvalidArgumentError unless ``dtype`` is None, float32 or bfloat16."""
     if dtype is not None and dtype not in EXP_AVG_DTYPES:
@@ -244,16 +267,18 @@ def check_rounding(rounding: str, dtypes: Collection[torch.dtype]) -> None:
         )
 
 
-def check_rule(rule: Any, *, takes_scales: bool) -> None:
+def check_rule(rule: Any, *, takes_scales: bool, orthogonalizes: bool) -> None:
     """Check a group's aggregation.
 
     Args:
         rule: The given aggregation.
         takes_scales: Whether its reply may carry a step length.
+        orthogonalizes: Whether the group's directions are orthogonalized.
 
     Raises:
         UnsupportedTypeError: It is not a rule.
-        InvalidArgumentError: Its replies carry a step length, which this optimizer does not take.
+        InvalidArgumentError: Its replies carry a step length, which this optimizer does not take;
+            or it masks votes by gradients, which have no orthogonalized form.
     """
     if not isinstance(rule, Aggregation):
         raise UnsupportedTypeError(
@@ -264,4 +289,10 @@ def check_rule(rule: Any, *, takes_scales: bool) -> None:
             f"aggregation={rule!r}: its replies carry a step length, and Lion moves every "
             "element by lr. Give it to LocalSteps, or choose a rule such as "
             "distlion.MajorityVote() here"
+        )
+    if orthogonalizes and isinstance(rule, MaskedVote):
+        raise InvalidArgumentError(
+            f"orthogonalize=True and aggregation={rule!r}, which masks votes by the signs of "
+            "gradients. Expected a rule of directions alone. Choose distlion.MajorityVote() for "
+            "this param group"
         )

@@ -23,6 +23,7 @@ from distlion.kernels import check_denormals
 from distlion.layout import place_parameters
 from distlion.optim.arguments import (
     check_exp_avg_dtype,
+    check_matrices,
     check_params,
     check_rounding,
     check_rule,
@@ -103,6 +104,8 @@ class LionBase(Optimizer):
         self._check_group({**self.defaults, **group})
         labels, params = settle_names(group, len(self.param_groups), has_names=self._has_names)
         check_params(params, labels, known=self._param_names())
+        names = dict(zip(params, labels, strict=True))
+        check_matrices({**self.defaults, **group, "params": params}, names)
         check_denormals({param.device for param in params})
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
@@ -157,6 +160,8 @@ class LionBase(Optimizer):
     def _list_trainable(self) -> list[VotingParam]:
         """Place trained parameters in group order; one frozen since keeps its place and coins."""
         names = self._param_names()
+        for group in self.param_groups:
+            check_matrices(group, names)
         found = [
             (param, number, self._makes.setdefault(param, Make.of(param)))
             for number, group in enumerate(self.param_groups)
@@ -248,7 +253,14 @@ class LionBase(Optimizer):
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state that fits, with absent keys filled in."""
-        return fill_absent_keys(state_dict, self, self._momentum_shape, self._check_group)
+        filled = fill_absent_keys(state_dict, self, self._momentum_shape, self._check_group)
+        names = self._param_names()
+        for group, saved in zip(self.param_groups, filled["param_groups"], strict=True):
+            try:
+                check_matrices({**saved, "params": group["params"]}, names)
+            except (InvalidArgumentError, UnsupportedTypeError) as error:
+                raise CheckpointError(f"the saved state does not fit: {error}") from error
+        return filled
 
     def _load_state(self, filled: dict[str, Any]) -> None:
         with after_hooks_of_loading(self):
@@ -294,6 +306,7 @@ class VotingBase(LionBase):
             "betas": betas,
             "weight_decay": weight_decay,
             "cautious": cautious,
+            "orthogonalize": False,
             "aggregation": MajorityVote() if aggregation is None else aggregation,
             # In the groups, where every checkpoint format keeps it.
             "step": 0,
@@ -347,7 +360,16 @@ class VotingBase(LionBase):
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         super()._check_group(group)
-        check_rule(group["aggregation"], takes_scales=self._takes_scales)
+        check_rule(
+            group["aggregation"],
+            takes_scales=self._takes_scales,
+            orthogonalizes=group.get("orthogonalize", False),
+        )
+        if group.get("orthogonalize", False) and self._settings.nodes is not None:
+            raise UnsupportedTypeError(
+                f"orthogonalize=True and nodes={self._settings.nodes!r}, whose ranks hold pieces "
+                "of each matrix. Expected whole matrices. Leave one of them out"
+            )
         self._settings.check_rule(group["aggregation"])
         check_step(group)
 

@@ -67,7 +67,13 @@ class Lion(LionBase):
         *,
         cautious: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "cautious": cautious}
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "cautious": cautious,
+            "orthogonalize": False,
+        }
         super().__init__(params, defaults, pieces=OwnShards())
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distlion.exchange import plan_sample
-from distlion.kernels import Segment
+from distlion.kernels import Segment, choose_kernels, orthogonalize_directions
 from distlion.options.exclusion import AGREEMENT_KEY, Exclusion
 from distlion.options.reliability import Counts, ReliabilityWatch, count_agreement
 from distlion.options.sample import draw_sample, measure_coherence, place_sample
@@ -171,9 +171,14 @@ class Examiner:
             if segment.grad is None:
                 directions = torch.full_like(m, ABSENT)
             else:
-                hyper = segment.coefficients
-                g = segment.grad.view(-1)[index].double() * hyper.grad_scale
-                directions = hyper.beta1 * m + (1 - hyper.beta1) * g
+                # The same segment, but for a matrix whose direction is orthogonalized.
+                kernels = choose_kernels(segment.param.device)
+                [voted] = orthogonalize_directions(kernels, [segment])
+                assert voted.grad is not None
+                hyper = voted.coefficients
+                g = voted.grad.view(-1)[index].double() * hyper.grad_scale
+                before = voted.exp_avg.view(-1)[index].double()
+                directions = hyper.beta1 * before + (1 - hyper.beta1) * g
                 if hyper.cautious:
                     directions = directions.where(directions.sign() == g.sign(), 0.0)
             numbers += [directions, m]

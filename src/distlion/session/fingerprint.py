@@ -41,7 +41,7 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
     return lines
 
 
-READ_ONCE = ("aggregation", "momentum_selected", "param_names", "worker")
+READ_ONCE = ("aggregation", "momentum_selected", "orthogonalize", "param_names", "worker")
 """Keys that no step reads: they settled buckets, momenta and their owner at construction."""
 
 

@@ -9,7 +9,14 @@ import torch
 from distlion.errors import SparseGradientError, StepError
 from distlion.exchange import Verdict
 from distlion.failures import SPARSE_WORDS, Status
-from distlion.kernels import Coefficients, Coin, Kernels, Segment, choose_kernels
+from distlion.kernels import (
+    Coefficients,
+    Coin,
+    Kernels,
+    Segment,
+    choose_kernels,
+    step_alone_orthogonal,
+)
 from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.param import VotingParam, take_gradients
 from distlion.step.vote import abstain
@@ -102,7 +109,13 @@ def move_alone(
 ) -> None:
     """Move parameters by their own worker's directions."""
     for kernels, positions in _by_kernels(segments):
-        kernels.step_alone([segments[position] for position in positions], rounding=rounding)
+        plain: list[Segment] = []
+        matrices: list[Segment] = []
+        for position in positions:
+            is_matrix = segments[position].coefficients.orthogonalize
+            (matrices if is_matrix else plain).append(segments[position])
+        kernels.step_alone(plain, rounding=rounding)
+        step_alone_orthogonal(kernels, matrices, rounding=rounding)
     for index, param in enumerate(params):
         param.write_back(segments[index].param)
 

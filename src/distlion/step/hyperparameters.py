@@ -69,7 +69,7 @@ FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
 
 
 def check_hyperparameters(group: Mapping[str, Any]) -> None:
-    """Check lr, betas and weight_decay of a param group, and that no foreign switch is on.
+    """Check the hyperparameters of a param group, and that no foreign switch is on.
 
     Raises:
         InvalidArgumentError: A value is out of range, or a switch would be ignored.
@@ -105,12 +105,26 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"weight_decay={weight_decay}: expected a finite number, 0 or more"
         )
-    cautious = group.get("cautious", False)
-    if not isinstance(cautious, bool):
-        raise UnsupportedTypeError(f"cautious={cautious!r}: expected True or False")
+    _check_switches(group)
     if lr * weight_decay >= 1:
         raise InvalidArgumentError(
             f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
+        )
+
+
+def _check_switches(group: Mapping[str, Any]) -> None:
+    """Check cautious and orthogonalize of a param group."""
+    cautious = group.get("cautious", False)
+    if not isinstance(cautious, bool):
+        raise UnsupportedTypeError(f"cautious={cautious!r}: expected True or False")
+    orthogonalize = group.get("orthogonalize", False)
+    if not isinstance(orthogonalize, bool):
+        raise UnsupportedTypeError(f"orthogonalize={orthogonalize!r}: expected True or False")
+    if orthogonalize and cautious:
+        raise InvalidArgumentError(
+            "orthogonalize=True and cautious=True in a param group: the mask makes votes on "
+            "orthogonalized matrices worse. Expected one of them. Set cautious=False for the "
+            "matrices, and leave it on for other groups"
         )
 
 
@@ -202,6 +216,7 @@ def read_coefficients(
                 float(group["weight_decay"]),
                 grad_scale,
                 group.get("cautious", False),
+                group.get("orthogonalize", False),
             )
         )
     return coefficients
@@ -217,6 +232,7 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
             f"betas of group {number}: {_as_taken(group.get('betas'))!r}",
             f"weight_decay of group {number}: {_as_taken(group.get('weight_decay'))!r}",
             f"cautious of group {number}: {group.get('cautious')!r}",
+            f"orthogonalize of group {number}: {group.get('orthogonalize')!r}",
             f"aggregation of group {number}: {group.get('aggregation')!r}",
             f"step of group {number}: {_as_whole(group.get('step'))!r}",
         )

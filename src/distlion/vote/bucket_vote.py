@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion.kernels import FLOAT_PLANES, BlockVotes, Coin, Coins, Kernels, Segment
+from distlion.kernels import (
+    FLOAT_PLANES,
+    BlockVotes,
+    Coin,
+    Coins,
+    Kernels,
+    Segment,
+    orthogonalize_directions,
+)
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
 from distlion.vote.reply import ParameterReply
 from distlion.vote.roster import Roster
@@ -56,7 +64,7 @@ class BucketVote:
         *,
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
-        """Encode a worker's vote.
+        """Encode a worker's vote; directions of orthogonalized parameters are computed first.
 
         Args:
             kernels: The arithmetic on ``device``.
@@ -69,6 +77,22 @@ class BucketVote:
         Returns:
             (n_shards, vote_bytes) uint8, and for each segment whether gradient, direction and new
             momentum are finite, (n,) bool. Both on ``device``.
+        """
+        voting = orthogonalize_directions(kernels, segments)
+        return self._encode(kernels, voting, kept, coins, device=device)
+
+    def _encode(
+        self,
+        kernels: Kernels,
+        segments: Sequence[Segment],
+        kept: Sequence[WorkerState],
+        coins: Coins,
+        *,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        """Encode the directions of segments; arguments and results as for ``encode``.
+
+        A rule with state overrides this.
         """
         votes = self._make_votes(device)
         finite = self.rule.encode(kernels, segments, coins, out=votes)

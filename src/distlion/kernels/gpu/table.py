@@ -242,7 +242,7 @@ def _check_segment(segment: Segment, device: torch.device) -> None:
 def _round_coefficients(rows: Rows, segments: Sequence[Segment]) -> npt.NDArray[np.float64]:
     """Compute the constants in double and round them once; return lr."""
     numbers = np.array([segment.coefficients for segment in segments], dtype=np.float64)
-    beta1, beta2, lr, weight_decay, grad_scale, cautious = numbers.T.copy()
+    beta1, beta2, lr, weight_decay, grad_scale, cautious, _ = numbers.T.copy()
     floats = rows.view(np.float32)[1:]
     for field, values in (
         (bits.BETA1, beta1),

@@ -1,0 +1,150 @@
+"""Directions of weight matrices, orthogonalized before they are encoded.
+
+Plain torch: a worker's direction decides its own votes alone, and replicas depend on replies. So
+replicas stay bitwise identical although two machines may round a matrix product differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distlion.kernels.coin import Coin
+from distlion.kernels.contract import Coefficients, Kernels, ReplyFormat, Segment
+from distlion.kernels.feedback import FLOAT_PLANES
+from distlion.layout import BLOCK_WORDS
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Muon's coefficients a, b, c: steep at 0, so that five iterations lift small singular values."""
+ITERATIONS = 5
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
+    """Return a parameter's shape as a matrix, (out, rest); None if it has no two such dims."""
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[0], math.prod(shape[1:])
+    return (rows, columns) if rows > 1 and columns > 1 else None
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Move all singular values of matrices towards 1, by Newton-Schulz iterations.
+
+    Equation:
+        X = C / ||C||_F, transposed if it has more rows than columns
+        5 times: A = X X^T;  X = a X + (b A + c A A) X        (a, b, c = 3.4445, -4.7750, 2.0315)
+        (Muon, K. Jordan et al., 2024; singular values end between about 0.7 and 1.2)
+
+    Args:
+        matrices: (..., rows, columns), floating. Read only.
+
+    Returns:
+        The same shape and dtype; zeros where a matrix is zero, NaN where one is not finite.
+
+    Notes:
+        Products are of this dtype. A matrix is first divided by its largest magnitude, so that the
+        norm neither overflows nor underflows.
+    """
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    tiny = torch.finfo(x.dtype).tiny
+    x = x / x.abs().amax((-2, -1), keepdim=True).clamp(min=tiny)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=tiny)
+    a, b, c = QUINTIC
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    result: Tensor = x.mT if is_tall else x
+    return result
+
+
+def orthogonalize_directions(kernels: Kernels, segments: Sequence[Segment]) -> Sequence[Segment]:
+    """Replace each segment of an orthogonalized parameter by one whose direction is computed.
+
+    Args:
+        kernels: The arithmetic where the segments are.
+        segments: Segments of one bucket, in order.
+
+    Returns:
+        Segments to encode, and only that. One with ``coefficients.orthogonalize`` has the
+        orthogonalized direction C for gradient and momentum, and betas of 0: ops find
+        c = m' = C in it, exactly. C is NaN where gradient, direction or new momentum is not finite.
+
+    Notes:
+        On a CPU each matrix has a product of its own in float32, so that its bits do not depend on
+        the bucket; on a GPU matrices of one shape share batched products in bfloat16.
+    """
+    chosen = [
+        index
+        for index, segment in enumerate(segments)
+        if segment.coefficients.orthogonalize and segment.grad is not None
+    ]
+    if not chosen:
+        return segments
+    replaced = list(segments)
+    for batch in _batch(segments, chosen):
+        c = [_read_direction(kernels, segments[index]) for index in batch]
+        is_host = c[0].device.type == "cpu"
+        directions = [orthogonalize(c[0])] if is_host else orthogonalize(torch.stack(c).bfloat16())
+        for index, direction in zip(batch, directions, strict=True):
+            replaced[index] = _give_direction(segments[index], direction.float())
+    return replaced
+
+
+def step_alone_orthogonal(
+    kernels: Kernels, segments: Sequence[Segment], *, rounding: Coin | None
+) -> None:
+    """Do a step of a single worker: S = sign(C), 0 where C = 0; else as ``Kernels.step_alone``.
+
+    Args:
+        kernels: The arithmetic where the segments are.
+        segments: Segments of orthogonalized parameters; ``param`` and ``exp_avg`` are written.
+        rounding: As for ``Kernels.step_alone``.
+    """
+    for segment, given in zip(segments, orthogonalize_directions(kernels, segments), strict=True):
+        if segment.grad is None:
+            continue
+        here = segment.slot._replace(bucket_word=0)
+        signs = _make_packed(segment, planes=2)
+        kernels.encode_ternary([given._replace(slot=here)], out=signs)
+        own = [segment._replace(slot=here)]
+        kernels.commit(own, [1], signs, reply_format=ReplyFormat.TERNARY, rounding=rounding)
+
+
+def _batch(segments: Sequence[Segment], chosen: Sequence[int]) -> list[list[int]]:
+    """Group segments whose matrices are multiplied together."""
+    batches: dict[object, list[int]] = {}
+    for index in chosen:
+        param = segments[index].param
+        # Products of a batch would round as the batch is large.
+        key = index if param.device.type == "cpu" else matrix_shape(param.shape)
+        batches.setdefault(key, []).append(index)
+    return list(batches.values())
+
+
+def _read_direction(kernels: Kernels, segment: Segment) -> Tensor:
+    """Compute c as a matrix in float32; NaN where it or the new momentum is not finite."""
+    shape = matrix_shape(segment.param.shape)
+    assert shape is not None  # checked when the optimizer took the parameter
+    out = _make_packed(segment, planes=FLOAT_PLANES)
+    alone = segment._replace(slot=segment.slot._replace(bucket_word=0))
+    finite = kernels.encode_directions([alone], dtype=torch.float32, out=out)
+    c = out.view(-1).view(torch.float32)[: segment.slot.n_elements]
+    return c.masked_fill_(~finite, math.nan).view(shape)
+
+
+def _make_packed(segment: Segment, *, planes: int) -> Tensor:
+    """Make a packed tensor for one segment, which begins with it."""
+    n_blocks = -(-segment.slot.n_words // BLOCK_WORDS)
+    shape = n_blocks, planes, BLOCK_WORDS
+    return torch.empty(shape, dtype=torch.int64, device=segment.param.device)
+
+
+def _give_direction(segment: Segment, direction: Tensor) -> Segment:
+    """Make a segment whose direction is given, as ops take gradient and momentum."""
+    given = direction.reshape(segment.param.shape).contiguous()
+    plain = Coefficients(beta1=0.0, beta2=0.0, lr=0.0, weight_decay=0.0)
+    return Segment(segment.slot, given, given, given, plain)
