@@ -1,0 +1,166 @@
+"""Param groups by the kind of a parameter: hidden weight matrices, and all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.kernels import matrix_shape
+
+MATRICES = "matrices"
+OTHERS = "others"
+
+_MATRIX_NAMES: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("weight",),
+    nn.modules.conv._ConvNd: ("weight",),
+    nn.MultiheadAttention: (
+        "in_proj_weight",
+        "q_proj_weight",
+        "k_proj_weight",
+        "v_proj_weight",
+    ),
+}
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_ADAPTERS = ("*lora_*",)
+
+
+def group_params(
+    model: nn.Module,
+    *,
+    weight_decay: float = 0.0,
+    head: str | None = None,
+    exclude: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return a model's param groups: hidden weight matrices orthogonalized, all others cautious.
+
+    Args:
+        model: The model; read only. Frozen parameters are left out.
+        weight_decay: Decay of matrices and embeddings. Norms, biases and other parameters with one
+            dim have none.
+        head: Name of the output module, which is not hidden; None: the module that the model's
+            ``get_output_embeddings()`` returns, else the last ``nn.Linear`` in it.
+        exclude: Names of parameters that are not to be orthogonalized either, as patterns for
+            ``fnmatch``, such as ``"*.patch_embed.*"``.
+
+    Returns:
+        Up to three groups for ``DistributedLion``, ``Lion`` or ``VirtualCluster``, without empty
+        ones. Each has "params", a list of (name, parameter); "weight_decay"; and "orthogonalize"
+        or "cautious".
+
+    Raises:
+        InvalidArgumentError: There is no such head, or a pattern matches nothing.
+        UnsupportedTypeError: The model is no ``nn.Module``.
+
+    Notes:
+        A hidden matrix is a weight of a linear layer or convolution with at least two rows and
+        columns. Embeddings, a head, weights that are tied to one of them, low-rank adapters (LoRA),
+        and raw parameters, such as a table of positions or a stack of experts, are not.
+
+    Example:
+        >>> groups = distlion.group_params(model, weight_decay=0.1)
+        >>> optimizer = distlion.DistributedLion(groups, lr=4e-3)
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedTypeError(f"model={type(model).__name__}: expected a torch.nn.Module")
+    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    outside = _list_outside(model, head) | _match(named, exclude)
+    hidden = _list_hidden(model)
+    groups: dict[tuple[str, float], list[tuple[str, Tensor]]] = {}
+    for name, param in named.items():
+        is_matrix = id(param) in hidden and id(param) not in outside
+        decay = weight_decay if param.ndim > 1 else 0.0
+        groups.setdefault((MATRICES if is_matrix else OTHERS, decay), []).append((name, param))
+    return [
+        {
+            "params": params,
+            "weight_decay": decay,
+            **({"orthogonalize": True} if kind == MATRICES else {"cautious": True}),
+        }
+        for (kind, decay), params in sorted(groups.items(), key=lambda item: item[0][0])
+    ]
+
+
+def describe_groups(groups: Sequence[dict[str, Any]]) -> str:
+    """Return a table of param groups: settings, and each parameter with its shape.
+
+    Args:
+        groups: Groups as ``group_params`` returns them, or an optimizer's ``param_groups``.
+    """
+    lines = []
+    for number, group in enumerate(groups):
+        settings = {key: value for key, value in group.items() if key not in _LISTS}
+        lines.append(f"group {number}: {', '.join(f'{k}={v!r}' for k, v in settings.items())}")
+        names = group.get("param_names")
+        for index, entry in enumerate(group["params"]):
+            name, param = entry if isinstance(entry, tuple) else (None, entry)
+            name = name or (names[index] if names else f"parameter {index}")
+            lines.append(f"    {name}  {tuple(param.shape)}")
+    return "\n".join(lines)
+
+
+_LISTS = ("params", "param_names")
+
+
+def _list_hidden(model: nn.Module) -> set[int]:
+    """List the ids of weight matrices by the types of their modules."""
+    found = set()
+    for module in model.modules():
+        names = [
+            name for kind, of in _MATRIX_NAMES.items() if isinstance(module, kind) for name in of
+        ]
+        # transformers has a linear layer of its own, with transposed weights.
+        if type(module).__name__ == "Conv1D":
+            names.append("weight")
+        for name in names:
+            param = getattr(module, name, None)
+            if isinstance(param, Tensor) and matrix_shape(param.shape) is not None:
+                found.add(id(param))
+    return found
+
+
+def _list_outside(model: nn.Module, head: str | None) -> set[int]:
+    """List the ids of parameters that are never hidden: those of embeddings, heads, adapters."""
+    modules = [module for module in model.modules() if isinstance(module, _EMBEDDINGS)]
+    modules += _find_heads(model, head)
+    outside = {id(param) for module in modules for param in module.parameters()}
+    adapters = _ADAPTERS
+    return outside | {
+        id(param)
+        for name, param in model.named_parameters()
+        if any(fnmatchcase(name, pattern) for pattern in adapters)
+    }
+
+
+def _find_heads(model: nn.Module, head: str | None) -> list[nn.Module]:
+    if head is not None:
+        modules = dict(model.named_modules())
+        if head not in modules:
+            raise InvalidArgumentError(
+                f"head={head!r}: the model has no such module. Expected a name as "
+                "model.named_modules() gives it"
+            )
+        return [modules[head]]
+    ask = getattr(model, "get_output_embeddings", None)
+    told = ask() if callable(ask) else None
+    if isinstance(told, nn.Module):
+        return [told]
+    return [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+
+
+def _match(named: dict[str, Tensor], patterns: Sequence[str]) -> set[int]:
+    if isinstance(patterns, str):
+        raise UnsupportedTypeError(f"exclude={patterns!r}: expected a list of patterns")
+    found: set[int] = set()
+    for pattern in patterns:
+        matched = {id(param) for name, param in named.items() if fnmatchcase(name, pattern)}
+        if not matched:
+            raise InvalidArgumentError(
+                f"exclude: no trainable parameter's name matches {pattern!r}. Expected patterns "
+                "such as '*.patch_embed.*'"
+            )
+        found |= matched
+    return found
