@@ -25,6 +25,8 @@ from distlion.optim import (
     LocalSteps,
     MomentumSync,
     Nodes,
+    describe_groups,
+    group_params,
     lion_cub,
     paper_settings,
 )
@@ -63,6 +65,8 @@ __all__ = [
     "__version__",
     "average_buffers",
     "check_checkpoint_folder",
+    "describe_groups",
+    "group_params",
     "lion_cub",
     "load_checkpoint",
     "paper_settings",

@@ -14,6 +14,7 @@ from distlion.optim.local_steps import LocalSteps
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.outer_step import OuterMomentum, OuterStep
 from distlion.optim.papers import paper_settings
+from distlion.optim.param_groups import describe_groups, group_params
 from distlion.optim.parts import divide, take_turns
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 from distlion.optim.saved_groups import WORKER_KEY, describe_move
@@ -43,11 +44,13 @@ __all__ = [
     "check_inner",
     "check_schedule",
     "copy_to_common",
+    "describe_groups",
     "describe_move",
     "divide",
     "expect_all_saved",
     "find_broken",
     "find_delta",
+    "group_params",
     "is_trying_overlap",
     "lion_cub",
     "list_kept",

@@ -59,7 +59,8 @@ class DistributedLion(VotingBase):
     Args:
         params: Parameters, (name, parameter) pairs, or groups, in the same order on all workers;
             float32, bfloat16 or float16. Groups may have lr, betas, weight_decay, cautious and
-            aggregation of their own. The first rank's overwrite all. Frozen ones: as for ``Lion``.
+            aggregation of their own, and ``orthogonalize=True``, see ``group_params``. The first
+            rank's overwrite all. Frozen ones: as for ``Lion``.
         lr: Learning rate, 0 or more.
         betas: (beta1, beta2), each in [0, 1); the papers' are (0.9, 0.99), see ``paper_settings``.
         weight_decay: Decoupled weight decay, 0 or more.
