@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -124,14 +124,13 @@ def _list_hidden(model: nn.Module) -> set[int]:
 
 def _list_outside(model: nn.Module, head: str | None) -> set[int]:
     """List the ids of parameters that are never hidden: those of embeddings, heads, adapters."""
-    modules = [module for module in model.modules() if isinstance(module, _EMBEDDINGS)]
-    modules += _find_heads(model, head)
+    embeddings = (module for module in model.modules() if isinstance(module, _EMBEDDINGS))
+    modules: list[nn.Module] = [*embeddings, *_find_heads(model, head)]
     outside = {id(param) for module in modules for param in module.parameters()}
-    adapters = _ADAPTERS
     return outside | {
         id(param)
         for name, param in model.named_parameters()
-        if any(fnmatchcase(name, pattern) for pattern in adapters)
+        if any(fnmatchcase(name, pattern) for pattern in _ADAPTERS)
     }
 
 
@@ -148,10 +147,11 @@ def _find_heads(model: nn.Module, head: str | None) -> list[nn.Module]:
     told = ask() if callable(ask) else None
     if isinstance(told, nn.Module):
         return [told]
-    return [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    linear: list[nn.Module] = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    return linear[-1:]
 
 
-def _match(named: dict[str, Tensor], patterns: Sequence[str]) -> set[int]:
+def _match(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[int]:
     if isinstance(patterns, str):
         raise UnsupportedTypeError(f"exclude={patterns!r}: expected a list of patterns")
     found: set[int] = set()
