@@ -78,11 +78,15 @@ class GlooTransfer:
         what: str,
     ) -> None:
         self._link, self._step, self._what = link, step, what
+        self._work: dist.Work | None = None
+        self._is_starting = True
         _under_way.add(self)
         try:
             self._work = start()
         except RuntimeError as error:
             raise link.broken(error, step, what) from None
+        finally:
+            self._is_starting = False
         self._start_s = time.monotonic()
         link.n_under_way += 1
         # One call fewer than a sum of two counts, as every step does it.
@@ -101,7 +105,8 @@ class GlooTransfer:
     @property
     def is_completed(self) -> bool:
         """True if nothing of it is under way, whether or not it has succeeded."""
-        return self._work is None or self._work.is_completed()
+        # Other threads ask, also while it starts.
+        return not self._is_starting and (self._work is None or self._work.is_completed())
 
     def wait(self) -> None:
         """Wait for its end.
