@@ -133,6 +133,16 @@ class Lock(_Waitable):
         self._is_held = True
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self, *, blocking: bool) -> bool:
+        assert not blocking, "only __enter__ waits"
+        if self._is_held:
+            return False
+        self._is_held = True
+        return True
+
+    def release(self) -> None:
         self._is_held = False
         self._notify()
 
