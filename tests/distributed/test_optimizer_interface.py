@@ -157,6 +157,7 @@ def list_group_keys(rank: int, world_size: int) -> tuple[set[str], int]:
 
 def test_param_group_holds_its_documented_keys() -> None:
     keys = {"params", "param_names", "lr", "betas", "weight_decay", "cautious", "aggregation"}
+    keys |= {"orthogonalize"}
     keys |= {"step", "worker"}
     assert run_workers(list_group_keys, 2) == [(keys, 1)] * 2
 
