@@ -78,8 +78,11 @@ class BucketVote:
             (n_shards, vote_bytes) uint8, and for each segment whether gradient, direction and new
             momentum are finite, (n,) bool. Both on ``device``.
         """
-        voting = orthogonalize_directions(kernels, segments)
-        return self._encode(kernels, voting, kept, coins, device=device)
+        for segment in segments:
+            if segment.coefficients.orthogonalize:
+                segments = orthogonalize_directions(kernels, segments)
+                break
+        return self._encode(kernels, segments, kept, coins, device=device)
 
     def _encode(
         self,
