@@ -26,7 +26,7 @@ from cluster import WorkerDiedError, run_workers
 from distlion import faults
 from distlion.errors import PeerLostError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "char_gpt"
 N = 2
