@@ -25,7 +25,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.lab.baselines import HalfPrecision, OneBitAdam, PowerSGD, VirtualBaseline
 from distlion.lab.training.methods import find_method
 from distlion.lab.training.name_parts import split_betas
-from distlion.lab.training.workers import LION_BETAS, MethodRun, VirtualVoting
+from distlion.lab.training.workers import LION_BETAS, MethodRun, VirtualVoting, name_matrices
 from distlion.optim import Lion
 from distlion.virtual import VirtualCluster
 
@@ -105,6 +105,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         workers=run.workers,
         steps=run.steps,
         seed=run.seed,
+        matrices=name_matrices(model, head=_find_head(model)),
     )
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
@@ -118,6 +119,11 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule, betas=betas or LION_BETAS)
     return find_method(name).enter(entry)
+
+
+def _find_head(model: nn.Module) -> str | None:
+    """Return the embedding whose weights are the output's too; None for a last linear layer."""
+    return "bytes" if hasattr(model, "bytes") else None
 
 
 def split_decay(name: str) -> tuple[str, float]:
