@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from feedback import FeedbackVote
@@ -34,6 +35,7 @@ _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
 _FEEDBACK_BITS = {"feedback": 1, "feedback-2": 2}
 _LIBRARY = "library-"
+_BY_FAN_IN, _PLAIN_FAN_IN = "orthogonal-fan-in", 64
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _MASKED, _MASKED_COIN, _ONE_BIT_ADAM = "masked", "masked-coin", "one-bit-adam"
@@ -74,6 +76,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
     differ from a majority vote in one thing; other names are those of ``distlion compare``, and
     so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
+    ``orthogonal-fan-in`` is an orthogonalized vote with rates by fan-in.
     ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
     coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-decay-025`` or ``-decay-4`` at
     the end multiplies the weight decay.
@@ -110,6 +113,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
+    if base == _BY_FAN_IN:
+        return _vote_by_fan_in(entry, betas or LION_BETAS)
     if base in (_MASKED, _MASKED_COIN, _ONE_BIT_ADAM, *_FEEDBACK_BITS):
         return _build_loop(base, params, run, betas or LION_BETAS)
     if base in _RULES_OF_SOME:
@@ -173,6 +178,28 @@ def _vote_by_kind(
     )
     # Rules do not share a bucket, and their exchanges are under way together.
     return VirtualVoting(cluster, VirtualVoting.build(entry, rule).rounds)
+
+
+def _vote_by_fan_in(entry: MethodRun, betas: tuple[float, float]) -> VirtualVoting:
+    """Build orthogonalized votes in which a matrix's rate is multiplied by sqrt(64 / fan-in)."""
+    groups: list[dict[str, Any]] = []
+    for group in entry.group(orthogonalize=True):
+        if not group.get("orthogonalize", False):
+            groups.append(group)
+            continue
+        for name, param in group["params"]:
+            factor = math.sqrt(_PLAIN_FAN_IN / param[0].numel())
+            groups.append({**group, "params": [(name, param)], "rate_factor": factor})
+    cluster = VirtualCluster(
+        groups,
+        entry.lr,
+        betas,
+        workers=entry.workers,
+        weight_decay=entry.weight_decay,
+        aggregation=RULES["majority"].rule,
+        seed=entry.seed,
+    )
+    return VirtualVoting(cluster, VirtualVoting.build(entry, RULES["majority"].rule).rounds)
 
 
 def _list_vectors(model: nn.Module) -> list[nn.Parameter]:
