@@ -28,6 +28,7 @@ from design import PARTS, REPLIES, list_open_runs
 from flat_methods import has_flat_form
 from lanes import MOST_LANES, run_on_device
 from orthogonal_design import ORTHOGONAL_PARTS
+from orthogonal_pages import write_orthogonal_report
 from pages import CONTROLS, write_report
 from runs import RunConfig
 from settings import BASES
@@ -67,6 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     if args.command not in ("run", "control"):
         print(write_report(records, args.results))
+        print(write_orthogonal_report(records, args.results))
         return 0
     on_device = args.command == "control" or args.device == "cuda"
     torch.set_num_threads(1)  # bits depend on it
