@@ -108,7 +108,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         workers=run.workers,
         steps=run.steps,
         seed=run.seed,
-        matrices=name_matrices(model, head=_find_head(model)),
+        matrices=name_matrices(model, head=find_head(model)),
     )
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
@@ -126,7 +126,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     return find_method(name).enter(entry)
 
 
-def _find_head(model: nn.Module) -> str | None:
+def find_head(model: nn.Module) -> str | None:
     """Return the embedding whose weights are the output's too; None for a last linear layer."""
     return "bytes" if hasattr(model, "bytes") else None
 

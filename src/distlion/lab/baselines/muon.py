@@ -15,6 +15,11 @@ MOMENTUM = 0.95
 _RMS = 0.2
 
 
+def scale_update(shape: tuple[int, int]) -> float:
+    """Return what an orthogonalized update of a matrix is multiplied with."""
+    return _RMS * math.sqrt(max(shape))
+
+
 class MuonWithAdamW(torch.optim.AdamW):
     """Muon on orthogonalized param groups, AdamW on the others, with one learning rate.
 
@@ -67,4 +72,4 @@ class MuonWithAdamW(torch.optim.AdamW):
         shape = matrix_shape(param.shape)
         assert shape is not None  # only matrices are orthogonalized
         update = orthogonalize(grad.lerp(momentum, MOMENTUM).reshape(shape)).view(param.shape)
-        param.mul_(1 - lr * weight_decay).sub_(update, alpha=lr * _RMS * math.sqrt(max(shape)))
+        param.mul_(1 - lr * weight_decay).sub_(update * (lr * scale_update(shape)))
