@@ -32,6 +32,7 @@ _KIN = (
     ("global-muon-", "global-adamw"),
     ("global-lion-orthogonal-", "global-adamw"),
     (ORTHOGONAL, "global-adamw"),
+    ("majority-orthogonal-each-", ORTHOGONAL),
     ("ternary-orthogonal-", ORTHOGONAL),
     ("library-feedback-2-orthogonal-", ORTHOGONAL),
     ("orthogonal-", ORTHOGONAL),

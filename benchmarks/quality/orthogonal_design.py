@@ -7,6 +7,9 @@ from design import Part
 from settings import CAUTIOUS, MASKED, MOST_SEEDS, ORTHOGONAL, SHORT
 
 BY_FAN_IN = "orthogonal-fan-in-betas-90-95"
+EVERY = tuple(
+    f"majority-orthogonal-each-{name}-betas-90-95" for name in ("1", "2-stale", "2-lion", "4-lion")
+)
 RULES = ("ternary-orthogonal-betas-90-95", "library-feedback-2-orthogonal-betas-90-95")
 _BOTH, _ALL = ("adamw", "orthogonal"), ("adamw", "orthogonal", "muon", "muon-sign")
 _UNEVEN = ((0.1, 0, 1.0), (1.0, 0, 1.0), (None, 2, -1.0))
@@ -28,6 +31,7 @@ ORTHOGONAL_PARTS = (
         methods=(ORTHOGONAL, BY_FAN_IN),
         is_screened=True,
     ),
+    Part("o-every", ("text-small-1k",), methods=EVERY, is_screened=True),
     Part("o-others", ("text-others-1k",), methods=(), families=_BOTH, seeds=(1, 2, 3)),
     Part("o-images-workers", ("images-3",), workers=(8, 32), methods=(CAUTIOUS,), families=_BOTH),
     Part(

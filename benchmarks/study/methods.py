@@ -87,7 +87,10 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     params = list(model.parameters())
     variant = VARIANTS.get(name) or STOCHASTIC.get(name)
     if variant is not None:
-        return VariantVote(params, run, variant)
+        chosen = name_matrices(model, head=find_head(model))
+        names = [name for name, _ in model.named_parameters()]
+        matrices = {index for index, each in enumerate(names) if each in chosen}
+        return VariantVote(params, run, variant, matrices)
     name, factor = split_decay(name)
     run = replace(run, decay=factor * run.decay)
     if name == "median-lion":

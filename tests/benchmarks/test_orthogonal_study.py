@@ -185,3 +185,31 @@ def test_rate_of_a_matrix_goes_by_its_fan_in(quality: Any) -> None:
     assert factors[8, 16] == 2.0
     assert factors[64, 8] == pytest.approx(8**0.5)
     assert factors[4, 64] == 1.0  # the head is no hidden matrix
+
+
+def test_orthogonalizing_in_every_step_is_the_vote_of_the_library(quality: Any) -> None:
+    """But for coins: no direction here is 0, and an odd number of workers has no ties."""
+    run = quality.schedule.Run(lr=0.01, workers=3, steps=4, seed=0)
+
+    def train(name: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            *(torch.nn.Linear(6, 5, bias=False), torch.nn.Linear(5, 4, bias=False)),
+            torch.nn.Linear(4, 3, bias=False),
+        )
+        method = quality.methods.build_method(name, model, run)
+        chance = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for worker in range(3):
+                for param in model.parameters():
+                    param.grad = torch.randn(param.shape, generator=chance)
+                model[2].weight.grad = None  # the mask on the head would toss coins
+                method.collect(worker)
+            method.step()
+        return torch.cat([param.detach().flatten() for param in model[:2].parameters()])
+
+    first, stale, lion, _ = quality.orthogonal_design.EVERY
+    every = train(first)
+    torch.testing.assert_close(every, train("majority-orthogonal-betas-90-95"))
+    assert not torch.equal(every, train(stale))
+    assert not torch.equal(train(stale), train(lion))
