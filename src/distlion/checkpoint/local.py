@@ -209,6 +209,7 @@ def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
             "the outer momentum that was saved does not fit this optimizer's. Expected the same "
             "outer step. Make the optimizer with the saved outer_momentum"
         )
+    check_owners(local.inner, saved["groups"])
     present = [len(group["params"]) for group in local.param_groups]
     then = [len(group["params"]) for group in saved["groups"]]
     if then != present:
@@ -216,4 +217,3 @@ def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
             f"the inner optimizer was saved with groups of {then} parameters, and this one's hold "
             f"{present}. Expected the same. Make it with the groups that were saved"
         )
-    check_owners(local.inner, saved["groups"])

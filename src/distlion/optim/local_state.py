@@ -86,10 +86,10 @@ def load_local_state(
         try:
             with reading_state():
                 own = _find_own(state_dict, inner, votes)
+                check_owners(inner, state_dict["param_groups"])
                 if own is not None:
                     progress = _parse(own, votes)
                     said = progress.describe()
-                check_owners(inner, state_dict["param_groups"])
                 groups = [
                     {key: group[key] for key in group if key != LOCAL_KEY}
                     for group in state_dict["param_groups"]
