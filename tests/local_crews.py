@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import distlion
 from crews import await_members, collect_log, draw_loss, make_model
@@ -21,6 +21,20 @@ STRUCK_AT = 5
 """The vote that faults meet; local steps before it are from 20 to 23."""
 
 Each = Callable[[CrewLocalSteps], None]
+
+
+def make_adamw(model: nn.Module, decay: float) -> torch.optim.Optimizer:
+    """Make the inner optimizer of a member."""
+    return torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=decay)
+
+
+def make_muon_and_adamw(model: nn.Module, decay: float) -> list[torch.optim.Optimizer]:
+    """Make the inner optimizers of a member."""
+    named = [*model.named_parameters()]
+    return [
+        torch.optim.Muon([each for each in named if each[1].ndim == 2], weight_decay=decay),
+        torch.optim.AdamW([each for each in named if each[1].ndim != 2], weight_decay=decay),
+    ]
 
 
 def bits(tensors: Iterable[Tensor]) -> bytes:
@@ -51,6 +65,7 @@ def train(
     has_last_vote: bool = False,
     decay: float = 0.01,
     schedules: bool = True,
+    make_inner: Callable[[nn.Module, float], Any] = make_adamw,
     **options: Any,
 ) -> dict[str, Any]:
     """Train to the goal; return the common point after each vote, and what there is at the end.
@@ -64,6 +79,7 @@ def train(
         has_last_vote: Whether to vote out of turn at the end.
         decay: Weight decay of the inner optimizer.
         schedules: Whether there is a scheduler, which newcomers take.
+        make_inner: Makes the inner optimizer of a model, with a weight decay.
         **options: Of the optimizer.
     """
     model, said = make_model(seed), collect_log()
@@ -74,10 +90,11 @@ def train(
         step = optimizer.committed_step
         points[step] = bits(optimizer.common_point)
         rosters[step] = crew.epoch.number, crew.epoch.roster.ids
-        assert optimizer.parts > 1 or bits(model.parameters()) == points[step]
+        own = [param for param, _ in optimizer.list_pairs()]  # in the order of the groups
+        assert optimizer.parts > 1 or bits(own) == points[step]
 
     with crew:
-        inner = torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=decay)
+        inner = make_inner(model, decay)
         settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
         optimizer = crew.local_steps(inner, **{**settings, "check_every": 3, **options})
         scheduler = None
