@@ -21,6 +21,7 @@ STRUCK_AT = 5
 """The vote that faults meet; local steps before it are from 20 to 23."""
 
 Each = Callable[[CrewLocalSteps], None]
+MakeInner = Callable[[nn.Module, float], Any]
 
 
 def make_adamw(model: nn.Module, decay: float) -> torch.optim.Optimizer:
@@ -40,6 +41,17 @@ def make_muon_and_adamw(model: nn.Module, decay: float) -> list[torch.optim.Opti
 def bits(tensors: Iterable[Tensor]) -> bytes:
     """Return the bits of tensors."""
     return b"".join(bytes(each.detach().numpy()) for each in tensors)
+
+
+def own_bits(optimizer: CrewLocalSteps) -> bytes:
+    """Return the bits of a member's own parameters, in the order of its common point."""
+    return bits(param for param, _ in optimizer.list_pairs())
+
+
+def copy_kept(optimizer: CrewLocalSteps) -> dict[str, list[Tensor]]:
+    """Copy the state of the votes, by key."""
+    entries = [*optimizer.outer_optimizer.state.values()]
+    return {key: [entry[key].clone() for entry in entries] for key in entries[0]}
 
 
 def connect(port: int) -> Any:
@@ -65,7 +77,7 @@ def train(
     has_last_vote: bool = False,
     decay: float = 0.01,
     schedules: bool = True,
-    make_inner: Callable[[nn.Module, float], Any] = make_adamw,
+    make_inner: MakeInner = make_adamw,
     **options: Any,
 ) -> dict[str, Any]:
     """Train to the goal; return the common point after each vote, and what there is at the end.
@@ -90,13 +102,13 @@ def train(
         step = optimizer.committed_step
         points[step] = bits(optimizer.common_point)
         rosters[step] = crew.epoch.number, crew.epoch.roster.ids
-        own = [param for param, _ in optimizer.list_pairs()]  # in the order of the groups
-        assert optimizer.parts > 1 or bits(own) == points[step]
+        assert optimizer.parts > 1 or own_bits(optimizer) == points[step]
 
     with crew:
-        inner = make_inner(model, decay)
-        settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
-        optimizer = crew.local_steps(inner, **{**settings, "check_every": 3, **options})
+        settings = {"step_timeout_s": 4, "exchange": distlion.AllReduce(), "check_every": 3}
+        optimizer = crew.local_steps(
+            make_inner(model, decay), **{"every": EVERY, **settings, **options}
+        )
         scheduler = None
         if schedules:
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
@@ -115,7 +127,7 @@ def train(
             each(optimizer)
             optimizer.vote()
             note(optimizer)
-            assert bits(model.parameters()) == points[optimizer.committed_step]
+            assert own_bits(optimizer) == points[optimizer.committed_step]
     return {
         "points": points,
         "rosters": rosters,
@@ -125,10 +137,7 @@ def train(
         "rates": [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups],
         "momentum": bits(optimizer.outer_optimizer.outer_momentum.buffers),
         "own": bits(model.parameters()),
-        "kept": {
-            key: [entry[key].clone() for entry in optimizer.outer_optimizer.state.values()]
-            for key in next(iter(optimizer.outer_optimizer.state.values()))
-        },
+        "kept": copy_kept(optimizer),
         "formed": [line for line in said if line.startswith("epoch ")],
     }
 
