@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from feedback import FeedbackVote
+from inner_kinds import build_over, split_inner
 from masked import MaskedVote
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
@@ -78,8 +79,9 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
     ``orthogonal-fan-in`` is an orthogonalized vote with rates by fan-in.
     ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
-    coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-decay-025`` or ``-decay-4`` at
-    the end multiplies the weight decay.
+    coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-over-muon`` and
+    ``-over-grouped-lion`` behind a method with local steps replace their AdamW. ``-decay-025`` or
+    ``-decay-4`` at the end multiplies the weight decay.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -113,6 +115,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         seed=run.seed,
         matrices=name_matrices(model, head=find_head(model)),
     )
+    if split_inner(name)[1]:
+        return build_over(name, model, entry)
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)

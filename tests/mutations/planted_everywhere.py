@@ -12,6 +12,7 @@ from planted_device import DEVICE
 from planted_doubling import DOUBLED
 from planted_feedback import FEEDBACK
 from planted_files import FILES
+from planted_inner import SEVERAL_INNER
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_latency import LATENCY
@@ -60,6 +61,7 @@ EVERYWHERE = (
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
     *LOCAL_PARTS,
+    *SEVERAL_INNER,
     *SHARDED_LOCAL,
     *RELIABILITY,
     *WEIGHTS,
