@@ -235,6 +235,11 @@ def test_a_resumed_run_has_the_same_bits_with_other_shards_too(tmp_path: Any) ->
 
 def make_lion(rank: int, world_size: int) -> str:
     model = shard(build(), make_mesh(1, 2)["shard"])
+    sorted_names = [
+        [[name for name, _ in group["params"]] for group in distlion.group_params(each)]
+        for each in (model, build())
+    ]
+    assert sorted_names[0] == sorted_names[1]
     with pytest.raises(distlion.errors.UnsupportedTypeError) as caught:
         distlion.Lion(make_groups(model))
     return str(caught.value)

@@ -242,9 +242,8 @@ def check_matrices(
         if is_dtensor(param) and not takes_shards:
             raise UnsupportedTypeError(
                 f"orthogonalize=True and {names[param]}, a DTensor, of which this rank holds a "
-                "shard. This optimizer exchanges nothing inside a step. Use DistributedLion, which makes "
-                'matrices whole: on a mesh of ("replicate", "shard"), replicate being 1 for a '
-                "single worker"
+                "shard. Expected whole matrices here. Use DistributedLion, which makes matrices of "
+                'shards whole, on a mesh of ("replicate", "shard"); replicate is 1 for one worker'
             )
         if matrix_shape(param.shape) is None:
             raise InvalidArgumentError(

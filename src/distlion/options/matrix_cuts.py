@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from distlion.errors import UnsupportedTypeError
 from distlion.kernels import matrix_shape
@@ -15,14 +17,13 @@ from distlion.transport import Transport, gather_bytes
 
 
 def find_matrices(
-    params: Sequence[VotingParam], link: Transport, *, is_sharded: bool, step: int
+    params: Sequence[VotingParam], link: Transport, *, step: int
 ) -> dict[int, CutMatrix]:
     """Find the cut of each matrix to orthogonalize; every rank of the worker must call it.
 
     Args:
         params: The trainable parameters.
         link: The link between the ranks of this worker.
-        is_sharded: Whether they hold shards; else the pieces of a node.
         step: The step that errors name.
 
     Returns:
@@ -32,14 +33,12 @@ def find_matrices(
         UnsupportedTypeError: Shards do not add up to a matrix; on every rank of the worker.
     """
     chosen = [param for param in params if param.orthogonalizes]
-    if is_sharded and chosen:
-        cuts = _gather_boxes(chosen, link, step=step)
-    else:
-        cuts = [tuple((ends,) for ends in param.pieces) for param in chosen]
-    found = {}
-    for param, boxes in zip(chosen, cuts, strict=True):
+    found: dict[int, CutMatrix] = {}
+    if not chosen:
+        return found
+    for param, (boxes, on_host) in zip(chosen, _gather_cuts(chosen, link, step=step), strict=True):
         whole = param.param
-        shape = tuple(whole.shape) if is_sharded else (whole.numel(),)
+        shape = tuple(whole.shape) if param.is_sharded else (whole.numel(),)
         n_held = sum(math.prod(stop - start for start, stop in box) for box in set(boxes))
         matrix = matrix_shape(whole.shape)
         if matrix is None or n_held != whole.numel():
@@ -48,19 +47,30 @@ def find_matrices(
                 f"pieces {sorted(set(boxes))}. Expected pieces that add up to {shape} without "
                 "overlap, as FSDP2 cuts parameters. Leave orthogonalize out for it"
             )
-        found[param.position] = CutMatrix(param.position, matrix, shape, boxes)
+        # That of products, unless some rank of the worker has them in float32.
+        dtype = torch.float32 if on_host else torch.bfloat16
+        found[param.position] = CutMatrix(param.position, matrix, shape, boxes, dtype)
     return found
 
 
-def _gather_boxes(
+def _gather_cuts(
     params: Sequence[VotingParam], link: Transport, *, step: int
-) -> list[tuple[Box, ...]]:
-    """Gather the place of each rank's shard of each parameter."""
-    own = [ends for param in params for ends in locate_shard(param.param)]
-    raw = gather_bytes(link, np.array(own, np.int64).tobytes(), step=step)
-    rows = [np.frombuffer(row, np.int64).reshape(-1, 2).tolist() for row in raw]
-    cuts, at = [], 0
-    for param in params:
-        dims = slice(at, at := at + param.param.ndim)
-        cuts.append(tuple(tuple((start, stop) for start, stop in row[dims]) for row in rows))
-    return cuts
+) -> list[tuple[tuple[Box, ...], bool]]:
+    """Gather each rank's piece of each parameter, and whether some piece is on a CPU."""
+    boxes = [
+        locate_shard(param.param) if param.is_sharded else (param.pieces[param.part],)
+        for param in params
+    ]
+    own = [
+        (*itertools.chain(*box), param.device.type == "cpu")
+        for box, param in zip(boxes, params, strict=True)
+    ]
+    raw = gather_bytes(link, np.array([*itertools.chain(*own)], np.int64).tobytes(), step=step)
+    rows = [iter(np.frombuffer(row, np.int64).tolist()) for row in raw]
+    return [
+        (
+            tuple(tuple((next(row), next(row)) for _ in box) for row in rows),
+            max(next(row) for row in rows) > 0,
+        )
+        for box in boxes
+    ]

@@ -118,7 +118,8 @@ class Routing:
                 for bucket in buckets
             )
         is_first, n_turns = not self.routes, count_turns(params)
-        self._matrices = self._find_matrices(params, step=step)
+        if self.inside is not None:
+            self._matrices = find_matrices(params, self.inside, step=step)
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
         self.turns = [
             [route for route in self.routes if route.params[0].turn == turn]
@@ -212,12 +213,6 @@ class Routing:
             model = agree_on_model(everybody, measured, step=step)
         assert model is not None  # this rank has one
         return model
-
-    def _find_matrices(self, params: Sequence[VotingParam], *, step: int) -> dict[int, CutMatrix]:
-        """Find the matrices to orthogonalize that are cut over the ranks of this worker."""
-        if self.inside is None:
-            return {}
-        return find_matrices(params, self.inside, is_sharded=self._ranks.is_sharded, step=step)
 
     def _fill_buckets(
         self, params: Sequence[VotingParam], bucket_elements: int, *, backwards: bool | None = None

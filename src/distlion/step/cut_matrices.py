@@ -40,12 +40,14 @@ class CutMatrix:
         matrix: (rows, columns).
         shape: The shape that pieces are boxes of: the parameter's, or (n,) for flat pieces.
         boxes: The piece of each rank; ranks may hold the same one.
+        dtype: The dtype in which pieces travel, equal on all ranks: no narrower than products.
     """
 
     position: int
     matrix: tuple[int, int]
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
+    dtype: torch.dtype
 
     def count(self, rank: int) -> int:
         """Count the elements of a rank's piece."""
@@ -64,7 +66,7 @@ class CutMatrices:
         link: The link between the ranks of the worker.
         device: The device of the parameters.
         kernels: The arithmetic there.
-        matrices: The matrices, in the order of the bucket.
+        matrices: The matrices, one or more, in the order of the bucket.
     """
 
     link: Transport
@@ -87,10 +89,10 @@ class CutMatrices:
             found[owner].append(number)
         return tuple(map(tuple, found))
 
-    @cached_property
+    @property
     def dtype(self) -> torch.dtype:
-        """The dtype of products, in which pieces travel without a further rounding."""
-        return torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        """The dtype in which pieces travel, which a bucket's matrices share."""
+        return self.matrices[0].dtype
 
     @cached_property
     def shape(self) -> ChunkShape:
