@@ -20,6 +20,8 @@ from torch.distributed.tensor.parallel import (
 import distlion
 import matrix
 from cluster import run_workers
+from distlion.errors import UnsupportedTypeError
+from distlion.options import matrix_cuts
 from distributed.orthogonal_shards import (
     Whole,
     build,
@@ -47,18 +49,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "overlap": {"overlap": True, "bucket_elements": 300},
     "abstain": {"nonfinite": "abstain"},
 }
-# Shards of 3 and 4: some ranks have none of a matrix of two rows.
-MESHES = in_tiers([(2, 2), (2, 3), (1, 4), (2, 1)], lambda shape: shape == (2, 2))
-MESHES = [pytest.param(case.values, marks=case.marks) for case in MESHES]
+# Shards of 3 and 4: some ranks have none of a matrix of two rows. The first in the quick tier.
+CASES = [
+    ((2, 2), tuple(OPTIONS)),
+    *((shape, (*OPTIONS, *RULES)) for shape in ((2, 2), (2, 3), (1, 4), (2, 1))),
+]
 
 
-def train_beside_whole(rank: int, world_size: int, shape: tuple[int, int]) -> dict[str, Any]:
+def train_beside_whole(
+    rank: int, world_size: int, shape: tuple[int, int], names: tuple[str, ...]
+) -> dict[str, Any]:
     mesh, found = make_mesh(*shape), {}
-    cases = [(f"rule {name}", {"aggregation": rule}) for name, rule in RULES.items()]
-    for name, options in [*OPTIONS.items(), *cases]:
+    for name in names:
         model = shard(build(), mesh["shard"])
-        optimizer = make_optimizer(model, mesh, **options)
-        whole, begun = Whole(shape[0], **{k: options[k] for k in options if k == "aggregation"}), 0
+        rule = RULES.get(name, distlion.MajorityVote())
+        optimizer = make_optimizer(model, mesh, aggregation=rule, **OPTIONS.get(name, {}))
+        whole, begun = Whole(shape[0], aggregation=rule), 0
         for step in range(STEPS):
             run_backward(model, step, rank)
             whole.step(gather_gradients(model, mesh))
@@ -71,24 +77,24 @@ def train_beside_whole(rank: int, world_size: int, shape: tuple[int, int]) -> di
 
 
 @functools.cache
-def trained(shape: tuple[int, int]) -> list[dict[str, Any]]:
-    return run_workers(train_beside_whole, shape[0] * shape[1], shape, timeout_s=300)
+def trained(shape: tuple[int, int], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return run_workers(train_beside_whole, shape[0] * shape[1], shape, names, timeout_s=300)
 
 
-@pytest.mark.parametrize("shape", MESHES)
+@pytest.mark.parametrize(("shape", "names"), in_tiers(CASES, lambda case: case == CASES[0]))
 class TestBits:
-    def test_shards_have_the_bits_of_whole_matrices(self, shape: tuple[int, int]) -> None:
-        for found in trained(shape):
+    def test_shards_have_the_bits_of_whole_matrices(self, shape: Any, names: Any) -> None:
+        for found in trained(shape, names):
             assert {name: different for name, (different, *_) in found.items() if different} == {}
 
-    def test_replicas_are_equal(self, shape: tuple[int, int]) -> None:
-        found = trained(shape)
+    def test_replicas_are_equal(self, shape: Any, names: Any) -> None:
+        found = trained(shape, names)
         for rank, rows in enumerate(found):
             for name, (_, bits, _) in rows.items():
                 assert bits == found[rank % shape[1]][name][1], name
 
-    def test_overlap_begins_during_backward(self, shape: tuple[int, int]) -> None:
-        assert all(found["overlap"][2] > 0 for found in trained(shape))
+    def test_overlap_begins_during_backward(self, shape: Any, names: Any) -> None:
+        assert all(found["overlap"][2] > 0 for found in trained(shape, names))
 
 
 def train_kinds(rank: int, world_size: int) -> dict[str, list[str]]:
@@ -158,7 +164,7 @@ class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.up, self.down = nn.Linear(8, 10), nn.Linear(10, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.tanh(self.up(x)))
@@ -240,7 +246,7 @@ def make_lion(rank: int, world_size: int) -> str:
         for each in (model, build())
     ]
     assert sorted_names[0] == sorted_names[1]
-    with pytest.raises(distlion.errors.UnsupportedTypeError) as caught:
+    with pytest.raises(UnsupportedTypeError) as caught:
         distlion.Lion(make_groups(model))
     return str(caught.value)
 
@@ -249,3 +255,26 @@ def test_lion_alone_refuses_shards_of_matrices_by_name() -> None:
     for text in run_workers(make_lion, 2):
         assert "orthogonalize=True and conv.weight, a DTensor" in text
         assert "Use DistributedLion" in text
+
+
+def hold_odd_pieces(rank: int, world_size: int) -> str:
+    """Let the second shard of each worker be where the first one is."""
+    mesh = make_mesh(2, 2)
+    model = shard(build(), mesh["shard"])
+    own = matrix_cuts.locate_shard
+    if rank % 2:
+        matrix_cuts.locate_shard = lambda param: tuple(
+            (0, stop - start) for start, stop in own(param)
+        )
+    try:
+        with pytest.raises(UnsupportedTypeError) as caught:
+            make_optimizer(model, mesh)
+    finally:
+        matrix_cuts.locate_shard = own
+    return str(caught.value)
+
+
+def test_pieces_that_do_not_add_up_are_refused_on_all_ranks() -> None:
+    for text in run_workers(hold_odd_pieces, 4):
+        assert "orthogonalize=True and conv.weight" in text
+        assert "Expected pieces that add up to (5, 2, 3, 3)" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -39,9 +39,8 @@ def find_matrices(
     for param, (boxes, on_host) in zip(chosen, _gather_cuts(chosen, link, step=step), strict=True):
         whole = param.param
         shape = tuple(whole.shape) if param.is_sharded else (whole.numel(),)
-        n_held = sum(math.prod(stop - start for start, stop in box) for box in set(boxes))
         matrix = matrix_shape(whole.shape)
-        if matrix is None or n_held != whole.numel():
+        if matrix is None or not _tile(set(boxes), whole.numel()):
             raise UnsupportedTypeError(
                 f"orthogonalize=True and {param.name}, of which the ranks of a worker hold the "
                 f"pieces {sorted(set(boxes))}. Expected pieces that add up to {shape} without "
@@ -51,6 +50,16 @@ def find_matrices(
         dtype = torch.float32 if on_host else torch.bfloat16
         found[param.position] = CutMatrix(param.position, matrix, shape, boxes, dtype)
     return found
+
+
+def _tile(boxes: Collection[Box], n_elements: int) -> bool:
+    """Return whether boxes cover so many elements, each of them once."""
+    n_held = sum(math.prod(stop - start for start, stop in box) for box in boxes)
+    meet = any(
+        all(max(starts) < min(stops) for starts, stops in map(zip, one, other))
+        for one, other in itertools.combinations(boxes, 2)
+    )
+    return n_held == n_elements and not meet
 
 
 def _gather_cuts(
