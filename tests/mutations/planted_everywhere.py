@@ -8,6 +8,7 @@ from planted_cautious import CAUTIOUS
 from planted_clients import CLIENTS
 from planted_core import CORE
 from planted_crews import CREW_MUTATIONS
+from planted_cut_matrices import CUT_MATRICES
 from planted_device import DEVICE
 from planted_doubling import DOUBLED
 from planted_feedback import FEEDBACK
@@ -38,6 +39,7 @@ EVERYWHERE = (
     *MUTATIONS,
     *KERNELS,
     *DEVICE,
+    *CUT_MATRICES,
     *MISUSES,
     *LOSSES,
     *PROTOCOL,
