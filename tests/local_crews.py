@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import distlion
 from crews import await_members, collect_log, draw_loss, make_model
@@ -21,11 +21,37 @@ STRUCK_AT = 5
 """The vote that faults meet; local steps before it are from 20 to 23."""
 
 Each = Callable[[CrewLocalSteps], None]
+MakeInner = Callable[[nn.Module, float], Any]
+
+
+def make_adamw(model: nn.Module, decay: float) -> torch.optim.Optimizer:
+    """Make the inner optimizer of a member."""
+    return torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=decay)
+
+
+def make_muon_and_adamw(model: nn.Module, decay: float) -> list[torch.optim.Optimizer]:
+    """Make the inner optimizers of a member."""
+    named = [*model.named_parameters()]
+    return [
+        torch.optim.Muon([each for each in named if each[1].ndim == 2], weight_decay=decay),
+        torch.optim.AdamW([each for each in named if each[1].ndim != 2], weight_decay=decay),
+    ]
 
 
 def bits(tensors: Iterable[Tensor]) -> bytes:
     """Return the bits of tensors."""
     return b"".join(bytes(each.detach().numpy()) for each in tensors)
+
+
+def own_bits(optimizer: CrewLocalSteps) -> bytes:
+    """Return the bits of a member's own parameters, in the order of its common point."""
+    return bits(param for param, _ in optimizer.list_pairs())
+
+
+def copy_kept(optimizer: CrewLocalSteps) -> dict[str, list[Tensor]]:
+    """Copy the state of the votes, by key."""
+    entries = [*optimizer.outer_optimizer.state.values()]
+    return {key: [entry[key].clone() for entry in entries] for key in entries[0]}
 
 
 def connect(port: int) -> Any:
@@ -51,6 +77,7 @@ def train(
     has_last_vote: bool = False,
     decay: float = 0.01,
     schedules: bool = True,
+    make_inner: MakeInner = make_adamw,
     **options: Any,
 ) -> dict[str, Any]:
     """Train to the goal; return the common point after each vote, and what there is at the end.
@@ -64,6 +91,7 @@ def train(
         has_last_vote: Whether to vote out of turn at the end.
         decay: Weight decay of the inner optimizer.
         schedules: Whether there is a scheduler, which newcomers take.
+        make_inner: Makes the inner optimizer of a model, with a weight decay.
         **options: Of the optimizer.
     """
     model, said = make_model(seed), collect_log()
@@ -74,12 +102,13 @@ def train(
         step = optimizer.committed_step
         points[step] = bits(optimizer.common_point)
         rosters[step] = crew.epoch.number, crew.epoch.roster.ids
-        assert optimizer.parts > 1 or bits(model.parameters()) == points[step]
+        assert optimizer.parts > 1 or own_bits(optimizer) == points[step]
 
     with crew:
-        inner = torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=decay)
-        settings = {"every": EVERY, "step_timeout_s": 4, "exchange": distlion.AllReduce()}
-        optimizer = crew.local_steps(inner, **{**settings, "check_every": 3, **options})
+        settings = {"step_timeout_s": 4, "exchange": distlion.AllReduce(), "check_every": 3}
+        optimizer = crew.local_steps(
+            make_inner(model, decay), **{"every": EVERY, **settings, **options}
+        )
         scheduler = None
         if schedules:
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
@@ -98,7 +127,7 @@ def train(
             each(optimizer)
             optimizer.vote()
             note(optimizer)
-            assert bits(model.parameters()) == points[optimizer.committed_step]
+            assert own_bits(optimizer) == points[optimizer.committed_step]
     return {
         "points": points,
         "rosters": rosters,
@@ -108,10 +137,7 @@ def train(
         "rates": [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups],
         "momentum": bits(optimizer.outer_optimizer.outer_momentum.buffers),
         "own": bits(model.parameters()),
-        "kept": {
-            key: [entry[key].clone() for entry in optimizer.outer_optimizer.state.values()]
-            for key in next(iter(optimizer.outer_optimizer.state.values()))
-        },
+        "kept": copy_kept(optimizer),
         "formed": [line for line in said if line.startswith("epoch ")],
     }
 

@@ -26,7 +26,8 @@ SHAPES: dict[str, int | tuple[int, ...]] = {"p0": (70, 33), "p1": (5,), "p2": (4
 EVERY, STEPS = 3, 10
 """Three votes, and one local step after the last of them."""
 
-MakeInner = Callable[[list[nn.Parameter]], Optimizer]
+Inner = Optimizer | list[Optimizer]
+MakeInner = Callable[[list[nn.Parameter]], Inner]
 
 
 def make_adamw(params: Iterable[nn.Parameter]) -> Optimizer:
@@ -39,6 +40,49 @@ def make_sgd(params: Iterable[nn.Parameter]) -> Optimizer:
 
 def make_lion(params: Iterable[nn.Parameter]) -> Optimizer:
     return distlion.Lion(list(params), lr=1e-3)
+
+
+def make_grouped_lion(params: Iterable[nn.Parameter]) -> Optimizer:
+    """Make Lion with groups as ``group_params`` makes them: matrices orthogonalized."""
+    matrices, others = split_by_dims(params)
+    groups = [
+        {"params": matrices, "orthogonalize": True, "weight_decay": 0.1},
+        {"params": others, "cautious": True},
+    ]
+    return distlion.Lion(groups, lr=1e-3)
+
+
+def make_muon_and_adamw(params: Iterable[nn.Parameter]) -> list[Optimizer]:
+    """Make Muon for matrices, and AdamW for all others."""
+    matrices, others = split_by_dims(params)
+    return [torch.optim.Muon(matrices, lr=2e-2), torch.optim.AdamW(others, lr=3e-3)]
+
+
+def split_by_dims(
+    params: Iterable[nn.Parameter],
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    params = list(params)
+    return [each for each in params if each.ndim == 2], [each for each in params if each.ndim != 2]
+
+
+def list_inners(inner: Inner) -> list[Optimizer]:
+    """List the optimizers of a worker."""
+    return inner if isinstance(inner, list) else [inner]
+
+
+def step_inner(inner: Inner) -> None:
+    """Take a step of each optimizer of a worker."""
+    for each in list_inners(inner):
+        each.step()
+
+
+INNERS: dict[str, Callable[[Iterable[nn.Parameter]], Inner]] = {
+    "adamw": make_adamw,
+    "sgd": make_sgd,
+    "lion": make_lion,
+    "orthogonalizing lion": make_grouped_lion,
+    "muon and adamw": make_muon_and_adamw,
+}
 
 
 class PlainRun:
@@ -79,7 +123,7 @@ class PlainRun:
         for _ in range(n_steps):
             for worker, params in enumerate(self.own):
                 set_grads(params, worker, self.done)
-                self.inners[worker].step()
+                step_inner(self.inners[worker])
             self.done += 1
             if self.done % self.every == self.delay and self.begun:
                 self.land()

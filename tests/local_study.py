@@ -11,6 +11,7 @@ from programs import imported_by_name
 
 MODULES = (
     *("target_path", "study_path", "schedule", "variants", "feedback", "masked", "scoring"),
+    "inner_kinds",
     *("methods", "runs", "archive", "work", "cells", "plan", "evidence", "intervals"),
     *("images", "text"),
     *("settings", "curves", "host", "laboratory", "drawing", "outcome"),
@@ -25,7 +26,7 @@ MODULES = (
         "contrasts",
         "claims_made",
     ),
-    *("pictures", "whole_runs", "page"),
+    *("pictures", "whole_runs", "page", "inner_seconds", "inner_page"),
 )
 
 

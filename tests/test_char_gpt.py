@@ -26,7 +26,7 @@ from cluster import WorkerDiedError, run_workers
 from distlion import faults
 from distlion.errors import PeerLostError
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.distributed
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "char_gpt"
 N = 2
@@ -63,18 +63,25 @@ class Run:
 
 
 def play(
-    rank: int, n: int, port: int, scripts: list[tuple[str, list[str]]], victim: int | None = None
+    rank: int,
+    n: int,
+    ports: list[int],
+    scripts: list[tuple[str, list[str]]],
+    victim: int | None = None,
 ) -> list[Run]:
-    """Run scripts one after the other, as torchrun would; kill one rank in a step of the last."""
+    """Run scripts one after the other, as torchrun would; kill one rank in a step of the last.
+
+    Each script has a store of its own, as each start of torchrun has: two default groups in one
+    store would read each other's addresses.
+    """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     sys.path.insert(0, str(FOLDER))
     if rank == victim:
         faults.arm(rank=rank, step=CRASH_AT - SKIPPED, point="after_encode", action=kill)
     found = []
-    for number, (script, options) in enumerate(scripts):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+    for port, (script, options) in zip(ports, scripts, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
         found.append(run_script(FOLDER / script, options))
     return found
 
@@ -132,9 +139,12 @@ def tell() -> Story:
 
 
 def launch(scripts: list[tuple[str, list[str]]], victim: int | None = None, **options: Any) -> Any:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stores = [
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in scripts
+    ]
+    ports = [store.port for store in stores]
     return run_workers(
-        play, N, store.port, scripts, victim, process_group=False, timeout_s=240, **options
+        play, N, ports, scripts, victim, process_group=False, timeout_s=240, **options
     )
 
 

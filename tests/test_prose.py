@@ -18,6 +18,7 @@ FIXED = {
     "lab-notebook.md",
     "protocol.md",
     "quality-protocol.md",
+    "orthogonal-protocol.md",
     "local-steps-protocol.md",
     "federated-protocol.md",
     "changing-members.md",

@@ -4,12 +4,15 @@
     python benchmarks/local_steps run --images cifar-10-batches-py --books FOLDER [--parts NAME ...]
     python benchmarks/local_steps open              # how many runs are open in each part
     python benchmarks/local_steps seconds --images cifar-10-batches-py --books FOLDER
+    python benchmarks/local_steps inner-seconds --books FOLDER
+    python benchmarks/local_steps inners            # the page on inner optimizers
     python benchmarks/local_steps whole --books FOLDER --methods global-adamw local-8-scaled-plain
 
 ``run`` goes on where it was stopped, and any number of processes share the work: a run whose record
 is there is not repeated, nor is one that another process is at. One thread each. ``seconds`` times
 computing and exchanges on hosts of the network lab, ``whole`` trains there from first step to last:
-both need Linux, root rights and an otherwise idle machine.
+both need Linux, root rights and an otherwise idle machine. ``inner-seconds`` times steps with each
+inner optimizer, on one core of an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from archive import Records, require_evidence
 from choices import PARTS, list_open_runs
 from contest import ALWAYS, LINKS, is_run
 from curves import Data, make
+from inner_page import write_inner_report
+from inner_seconds import time_inners
 from page import write_report
 from runs import RunConfig
 from timing import time_all, train_whole
@@ -60,10 +65,15 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.command in (None, "report"):
         print(write_report(records, args.results))
         return 0
+    if args.command == "inners":
+        print(write_inner_report(records, args.results))
+        return 0
     require_evidence()
     data = Data(args.images, args.books)
     if args.command == "run":
         run_all(records, data, args.parts, args.methods)
+    elif args.command == "inner-seconds":
+        print(time_inners(records.folder, data, args.repetitions))
     elif args.command == "seconds":
         time_all(records.folder, data, args.links, args.repetitions)
     else:
@@ -78,6 +88,7 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("report", help="write tables and pictures from the records")
     commands.add_parser("open", help="count the runs that could be made now")
+    commands.add_parser("inners", help="write the page on inner optimizers from the records")
     run = commands.add_parser("run", help="tune and train with virtual workers")
     names = [part.name for part in PARTS]
     run.add_argument("--parts", nargs="+", choices=names, default=names)
@@ -85,12 +96,14 @@ def _make_parser() -> argparse.ArgumentParser:
     seconds = commands.add_parser("seconds", help="time computing and exchanges in the network lab")
     seconds.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     seconds.add_argument("--repetitions", type=int, default=8, help="of each contestant")
+    steps = commands.add_parser("inner-seconds", help="time steps with each inner optimizer")
+    steps.add_argument("--repetitions", type=int, default=8, help="of each inner optimizer")
     whole = commands.add_parser("whole", help="train whole runs on text in the network lab")
     whole.add_argument("--methods", nargs="+", type=_read_method, required=True)
     whole.add_argument("--link", choices=LINKS, default=LINKS[0])
     whole.add_argument("--seed", type=int, default=1)
     whole.add_argument("--long", action="store_true", help="three times as long as DDP")
-    for each in (run, seconds, whole):
+    for each in (run, seconds, steps, whole):
         each.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
         each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
     return parser

@@ -58,6 +58,8 @@ _TITLES = {
     MAJORITY: "majority vote in each step",
     SHORT: "majority vote in each step, betas (0.9, 0.95)",
 }
+INNER_SECONDS = "seconds_inner_text.json"
+"""File of the seconds of steps with each inner optimizer."""
 _WHOLE_BITS = 2 * 32
 """Of an element, up and down in a warm-up."""
 Blocks = Mapping[str, Sequence[float]]
@@ -71,10 +73,34 @@ def read_seconds(folder: Path, task: str) -> dict[str, Any] | None:
     return found
 
 
+def read_inner_seconds(folder: Path) -> dict[str, Any] | None:
+    """Return the record of steps with each inner optimizer on text; None if it is not there."""
+    path = folder / INNER_SECONDS
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return found
+
+
+def name_compute(inner: str) -> str:
+    """Return the name of the seconds of computing with an inner optimizer."""
+    return f"{COMPUTE} over {inner}" if inner else COMPUTE
+
+
 def read_blocks(folder: Path, task: str, link: str) -> Blocks:
-    """Return what was timed for a task on a link; nothing if it was not."""
-    found = read_seconds(folder, task)
-    blocks: Blocks = {} if found is None else found["seconds"].get(link, {})
+    """Return what was timed for a task on a link; nothing if it was not.
+
+    Computing with an inner optimizer other than AdamW takes as many times as long as AdamW's as it
+    does where both were timed in turns.
+    """
+    found, inner = read_seconds(folder, task), read_inner_seconds(folder)
+    blocks: dict[str, Sequence[float]] = (
+        {} if found is None else dict(found["seconds"].get(link, {}))
+    )
+    if COMPUTE not in blocks or inner is None or task != "text":
+        return blocks
+    adamw = median(inner["seconds"][name_compute("")])
+    for name, seconds in inner["seconds"].items():
+        if name != COMPUTE:
+            blocks[name] = [median(blocks[COMPUTE]) * median(seconds) / adamw]
     return blocks
 
 
@@ -168,9 +194,10 @@ def find_pace(method: str, steps: int, blocks: Blocks, *, hides: bool = False) -
         hides: Whether DDP's exchange hides behind its backward pass; those of others never do.
     """
     name, local = name_exchange(method), read_local(method)
-    if name not in blocks:
+    compute = name_compute("" if local is None else local.inner)
+    if name not in blocks or compute not in blocks:
         return None
-    compute_s, exchange_s = median(blocks[COMPUTE]), median(blocks[name])
+    compute_s, exchange_s = median(blocks[compute]), median(blocks[name])
     if warm_up := _count_warm_up(method, steps):
         return Pace(compute_s, exchange_s, median(blocks[MEAN]), warm_up)
     every = 1 if local is None else local.every

@@ -11,6 +11,8 @@ from contest import (
     ALWAYS,
     DDP,
     FIRST,
+    INNER_PERIODS,
+    INNERS,
     OTHERS,
     OUTERS,
     PERIODS,
@@ -21,6 +23,7 @@ from contest import (
     has_long_runs,
     lengthen,
     make_cell,
+    make_inner_cell,
     make_local_cell,
 )
 from runs import RunConfig
@@ -127,6 +130,12 @@ def list_reported(task: str, find: Find, every: int = FIRST) -> list[ContestCell
     return [*together, *(cell for cell in local if cell is not None)]
 
 
+def list_inner_cells(every: int = FIRST) -> list[ContestCell]:
+    """Return the cells of all inner optimizers that are compared at an H, without longer runs."""
+    pairs = [(kind, inner) for inner, kinds in INNERS.items() for kind in kinds]
+    return [make_inner_cell(kind, inner, every) for kind, inner in pairs]
+
+
 @dataclass(frozen=True)
 class Part:
     """Runs that are made one after the other.
@@ -136,21 +145,26 @@ class Part:
         task: Of its runs.
         every: H of what is reported; () tunes.
         is_long: Whether they are longer than DDP's.
+        is_inner: Whether they compare inner optimizers.
     """
 
     name: str
     task: str
     every: tuple[int, ...] = ()
     is_long: bool = False
+    is_inner: bool = False
 
     def list_cells(self, find: Find) -> list[ContestCell]:
         """Return its cells, as far as they are known."""
         if not self.every:
-            return list_tuned(self.task, find)
-        cells = [cell for each in self.every for cell in list_reported(self.task, find, each)]
+            return list_inner_cells() if self.is_inner else list_tuned(self.task, find)
+        cells = [cell for each in self.every for cell in self._list_at(each, find)]
         if not self.is_long:
             return cells
         return [lengthen(cell) for cell in cells if has_long_runs(cell.method)]
+
+    def _list_at(self, every: int, find: Find) -> list[ContestCell]:
+        return list_inner_cells(every) if self.is_inner else list_reported(self.task, find, every)
 
     def list_open(self, find: Find) -> list[RunConfig]:
         """Return what can be run now and has not been: by seed."""
@@ -175,6 +189,12 @@ PARTS = (
     Part("text-periods-long", "text", _OTHER, is_long=True),
     Part("images-periods", "images", _OTHER),
     Part("images-periods-long", "images", _OTHER, is_long=True),
+    Part("inner-tuning", "text", is_inner=True),
+    *(Part(f"inner-{every}", "text", (every,), is_inner=True) for every in INNER_PERIODS),
+    *(
+        Part(f"inner-{every}-long", "text", (every,), is_long=True, is_inner=True)
+        for every in INNER_PERIODS
+    ),
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import target_path  # noqa: F401
 from cells import Cell, Find, Setting, choose_rate
+from inner_kinds import GROUPED_LION, MUON, split_inner
 from runs import RunConfig
 from settings import TargetCell
 
@@ -40,9 +41,16 @@ VOTES = (*(f"{rule}-{outer}" for rule in RULES for outer in OUTERS), *LIONS)
 DILOCOS = ("diloco", "diloco-plain")
 OTHERS = (*DILOCOS, "sparse")
 """Methods that exchange something other than votes every H steps."""
+INNERS: Mapping[str, tuple[str, ...]] = {
+    "": ("scaled-plain", "residual-2-plain", "diloco-plain"),
+    MUON: ("scaled-plain", "residual-2-plain", "diloco-plain"),
+    GROUPED_LION: ("scaled-plain", "residual-2-plain"),
+}
+"""What is exchanged over each inner optimizer that is compared; "" is AdamW."""
+INNER_PERIODS = (FIRST, 32)
 
 _CENTERS = {
-    "text": {"adamw": 4e-3, "vote": 4e-4, "outer lion": 3.2e-3},
+    "text": {"adamw": 4e-3, "vote": 4e-4, "outer lion": 3.2e-3, GROUPED_LION: 1e-3},
     "images": {"adamw": 16e-3, "vote": 3.2e-3, "outer lion": 25.6e-3},
 }
 _LOCAL = re.compile(
@@ -59,31 +67,36 @@ class Local:
     Attributes:
         every: H.
         kind: One of ``VOTES`` or ``OTHERS``.
+        inner: Inner optimizer, a key of ``INNERS``; "" for AdamW.
     """
 
     every: int
     kind: str
+    inner: str = ""
 
     @property
     def method(self) -> str:
         """Its name, without the rate of an outer Lion."""
+        over = f"-over-{self.inner}" if self.inner else ""
         if self.kind in OTHERS:
             name, _, plain = self.kind.partition("-")
-            return f"{name}-{self.every}" + ("-plain" if plain else "")
-        return f"local-{self.every}-{self.kind}"
+            return f"{name}-{self.every}" + ("-plain" if plain else "") + over
+        return f"local-{self.every}-{self.kind}{over}"
 
 
 def read_local(method: str) -> Local | None:
     """Read the name of a method; None where it exchanges in each step."""
-    match = _LOCAL.fullmatch(method)
+    base, inner = split_inner(method)
+    match = _LOCAL.fullmatch(base)
     if match is None:
         return None
     if match["voted"]:
         lion = _LION.fullmatch(match["vote"])
-        return Local(int(match["voted"]), lion["base"] if lion else match["vote"])
+        return Local(int(match["voted"]), lion["base"] if lion else match["vote"], inner)
     if match["mean"]:
-        return Local(int(match["mean"]), "diloco-plain" if match["plain"] else "diloco")
-    return Local(int(match["sparse"]), "sparse")
+        kind = "diloco-plain" if match["plain"] else "diloco"
+        return Local(int(match["mean"]), kind, inner)
+    return Local(int(match["sparse"]), "sparse", inner)
 
 
 def is_run(method: str) -> bool:
@@ -91,6 +104,9 @@ def is_run(method: str) -> bool:
     local = read_local(method)
     if local is None or local.every not in PERIODS or local.kind not in (*VOTES, *OTHERS):
         return False
+    if local.inner:
+        is_compared = local.kind in INNERS[local.inner] and local.every in INNER_PERIODS
+        return is_compared and method == local.method
     lion = _LION.fullmatch(method.partition(f"local-{local.every}-")[2])
     return lion is not None if local.kind in LIONS else method == local.method
 
@@ -110,6 +126,8 @@ class ContestCell(TargetCell):
         centers = _CENTERS[self.setting.task]
         if self.inner_rate is not None:
             return centers["outer lion"]
+        if self.method.endswith(f"-over-{GROUPED_LION}"):
+            return centers[GROUPED_LION]
         return centers["vote" if self.method in (MAJORITY, SHORT) else "adamw"]
 
     @property
@@ -145,6 +163,14 @@ def make_local_cell(task: str, kind: str, find: Find, every: int = FIRST) -> Con
     if every == FIRST:
         return first
     return replace(first, method=Local(every, kind).method, tuned_as=first)
+
+
+def make_inner_cell(kind: str, inner: str, every: int = FIRST) -> ContestCell:
+    """Return the cell of an inner optimizer on text, tuned at the first H."""
+    first = make_cell("text", Local(FIRST, kind, inner).method)
+    if every == FIRST:
+        return first
+    return replace(first, method=Local(every, kind, inner).method, tuned_as=first)
 
 
 def lengthen(cell: ContestCell) -> ContestCell:

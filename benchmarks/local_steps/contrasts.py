@@ -62,15 +62,13 @@ def find_contrast(entry: Entry, reference: Entry) -> Contrast | None:
     seeds = sorted(set(entry.curves) & set(reference.curves))
     if len(seeds) < 2:
         return None
-    by_unit = np.array(
-        [_read_losses(entry, seed) - _read_losses(reference, seed) for seed in seeds]
-    )
+    by_unit = np.array([read_losses(entry, seed) - read_losses(reference, seed) for seed in seeds])
     mean = float(by_unit.mean())
     half, _ = spread(by_unit)
     return Contrast(entry, reference, len(seeds), mean, mean - half, mean + half)
 
 
-def _read_losses(entry: Entry, seed: int) -> Array:
+def read_losses(entry: Entry, seed: int) -> Array:
     """Return the last losses of text by block; of images, which have none by image, their mean."""
     if entry.cell.setting.task == "text":
         return unpack_units(entry.records[seed]["test"]["units"])

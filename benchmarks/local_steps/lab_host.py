@@ -137,6 +137,8 @@ def build_worker(config: RunConfig, task: Task, model: nn.Module) -> Worker:
     if config.method == DDP:
         return Worker(config, task, adamw, average_gradients(model, DDP_FP32, seed=config.seed))
     local = read_local(config.method)
+    if local is not None and local.inner:
+        sys.exit(f"no whole run of {config.method}: expected AdamW inside")
     if local is not None and local.kind.startswith("diloco"):
         is_plain = local.kind == "diloco-plain"
         return Worker(config, task, DiLoCo(adamw, every=local.every, is_plain=is_plain), model)

@@ -75,8 +75,7 @@ def _lay_out(records: Records) -> Iterator[Block]:
     )
     yield from _lay_out_claims(records)
     yield Heading("What has been run")
-    head = ["part", "cells", "complete", "runs open"]
-    yield Table(head, list(_rows_of_progress(records)))
+    yield tabulate_progress(records, is_inner=False)
     for task in SETTINGS:
         yield from _lay_out_task(task, records)
     yield from lay_out_whole(records, LINK_TITLES)
@@ -102,13 +101,18 @@ def _lay_out_claims(records: Records) -> Iterator[Block]:
         yield Table(head, [[kind, f"{score:.4f}"] for kind, score in scores])
 
 
-def _rows_of_progress(records: Records) -> Iterator[list[str]]:
+def tabulate_progress(records: Records, *, is_inner: bool) -> Table:
+    """Return what has been run of the parts that compare inner optimizers, or of all others."""
+    rows = []
     for part in PARTS:
+        if part.is_inner != is_inner:
+            continue
         cells = part.list_cells(records.read)
         entries = [Entry.read(cell, records.read) for cell in cells]
         done = [each.is_whole if part.every else each.choice.rate is not None for each in entries]
         n_open = len(part.list_open(records.read))
-        yield [part.name, str(len(cells)), str(sum(done)), str(n_open)]
+        rows.append([part.name, str(len(cells)), str(sum(done)), str(n_open)])
+    return Table(["part", "cells", "complete", "runs open"], rows)
 
 
 def _lay_out_task(task: str, records: Records) -> Iterator[Block]:
@@ -123,7 +127,7 @@ def _lay_out_task(task: str, records: Records) -> Iterator[Block]:
                 f"**Seconds to DDP's loss at {LINK_TITLES[link]}{how}**: mean and range of seeds, "
                 "and how many times as long DDP takes. Of two lengths the sooner one counts."
             )
-            yield _tabulate_seconds(entries, targets, blocks[link], hides=hides)
+            yield tabulate_seconds(entries, targets, blocks[link], hides=hides)
     yield Paragraph(
         "**Differences between last losses**, method minus reference, with two-sided 95 % "
         "confidence intervals: of Student's t over seeds, on text the wider of that and a normal "
@@ -152,13 +156,14 @@ def _lay_out_task(task: str, records: Records) -> Iterator[Block]:
     yield from _lay_out_timing(task, records.folder)
 
 
-def _tabulate_seconds(
+def tabulate_seconds(
     entries: Sequence[Entry],
     targets: Mapping[float, Mapping[int, float]],
     blocks: Blocks,
     *,
     hides: bool,
 ) -> Table:
+    """Return seconds to each target, of each method at the length that is sooner."""
     columns = {share: list_sooner(entries, targets[share], blocks, hides=hides) for share in SHARES}
     rows = []
     for place, (entry, _) in enumerate(columns[SHARES[0]]):

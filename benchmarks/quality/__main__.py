@@ -27,6 +27,8 @@ from controls import list_open_controls
 from design import PARTS, REPLIES, list_open_runs
 from flat_methods import has_flat_form
 from lanes import MOST_LANES, run_on_device
+from orthogonal_design import ORTHOGONAL_PARTS
+from orthogonal_pages import write_orthogonal_report
 from pages import CONTROLS, write_report
 from runs import RunConfig
 from settings import BASES
@@ -51,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
         each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
         each.add_argument("--seconds", type=float, default=math.inf, help="of a device; then end")
     names = [part.name for part in PARTS]
-    every = (*PARTS, REPLIES)
+    every = (*PARTS, REPLIES, *ORTHOGONAL_PARTS)
     run.add_argument("--parts", nargs="+", choices=[part.name for part in every], default=names)
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     run.add_argument("--lanes", type=int, help=f"runs at a time on a device ({MOST_LANES})")
@@ -61,11 +63,12 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--lanes {lanes}: expected 1 or more, with --device cuda")
     records = Records(args.records)
     if args.command == "open":
-        for part in PARTS:
+        for part in (*PARTS, *ORTHOGONAL_PARTS):
             print(f"{part.name}: {len(list_open_runs((part,), records.read))}")
         return 0
     if args.command not in ("run", "control"):
         print(write_report(records, args.results))
+        print(write_orthogonal_report(records, args.results))
         return 0
     on_device = args.command == "control" or args.device == "cuda"
     torch.set_num_threads(1)  # bits depend on it

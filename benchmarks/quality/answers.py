@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import study_path  # noqa: F401
@@ -19,6 +19,9 @@ _MASKABLE = (
     ("quantized-2-cautious-betas-90-95", "quantized-2-betas-90-95"),
     ("global-lion-cautious-betas-90-95", "global-lion-betas-90-95"),
 )
+
+
+PairUp = Callable[[Sequence[Cell], Find], Iterator[tuple[Cell, Cell]]]
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,19 @@ class Claim:
         return self.cell.alpha is None and not self.cell.attackers
 
 
-def list_claims(find: Find, parts: Sequence[Part] = PARTS) -> list[Claim]:
-    """List every comparison of the protocol, once each, with verdicts."""
+def list_claims(
+    find: Find, parts: Sequence[Part] = PARTS, pair_up: PairUp | None = None
+) -> list[Claim]:
+    """List every comparison of a protocol, once each, with verdicts.
+
+    Args:
+        find: Finds records.
+        parts: Of the protocol.
+        pair_up: Yields methods with their references; None for those of the second study.
+    """
     found: dict[str, tuple[str, Cell, Cell]] = {}
     for part in parts:
-        for pair in _pair(part.list_cells(find), find):
+        for pair in (pair_up or _pair)(part.list_cells(find), find):
             found.setdefault(" - ".join(map(identify, pair)), (part.name, *pair))
     differences = decide(
         [
@@ -71,7 +82,7 @@ def _name_setting(cell: Cell) -> str:
 def _pair(cells: Sequence[Cell], find: Find) -> Iterator[tuple[Cell, Cell]]:
     """Yield methods with their references: AdamW, the paper's votes, and what has no mask."""
     for cell in cells:
-        beside = {each.method: each for each in cells if _are_beside(each, cell)}
+        beside = {each.method: each for each in cells if are_beside(each, cell)}
         adamw = choose_recipe("adamw", cell.setting.task, find).method
         names = [adamw, "global-adamw"] if cell.alpha or cell.attackers else [adamw]
         wanted = [next((name for name in names if name in beside), None)]
@@ -85,7 +96,7 @@ def _pair(cells: Sequence[Cell], find: Find) -> Iterator[tuple[Cell, Cell]]:
                 yield cell, beside[name]
 
 
-def _are_beside(one: Cell, other: Cell) -> bool:
+def are_beside(one: Cell, other: Cell) -> bool:
     same = (one.setting, one.alpha, one.attackers, one.factor)
     if same != (other.setting, other.alpha, other.attackers, other.factor):
         return False

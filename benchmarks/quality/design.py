@@ -17,7 +17,9 @@ from settings import (
     FIVE_SEEDS,
     MASKED,
     MASKED_COIN,
+    MATRIX_FAMILIES,
     MOST_SEEDS,
+    ORTHOGONAL,
     OTHERS,
     PAPER,
     RATE_FROM,
@@ -27,6 +29,13 @@ from settings import (
 
 # The method around whose best rate a grid begins, by the beginning of a name; the first one counts.
 _KIN = (
+    ("global-muon-", "global-adamw"),
+    ("global-lion-orthogonal-", "global-adamw"),
+    (ORTHOGONAL, "global-adamw"),
+    ("majority-orthogonal-each-", ORTHOGONAL),
+    ("ternary-orthogonal-", ORTHOGONAL),
+    ("library-feedback-2-orthogonal-", ORTHOGONAL),
+    ("orthogonal-", ORTHOGONAL),
     ("global-adamw-", "global-adamw"),
     ("one-bit-adam", "global-adamw"),
     ("powersgd-adamw", "global-adamw"),
@@ -90,7 +99,7 @@ class Recipe:
 def choose_recipe(family: str, task: str, find: Find) -> Recipe:
     """Choose betas, then decay, by the lowest validation loss at the base setting."""
     trials: dict[str, Choice] = {}
-    names: tuple[str, ...] = FAMILIES[family].candidates
+    names: tuple[str, ...] = {**FAMILIES, **MATRIX_FAMILIES}[family].candidates
     for ends in ((), DECAYS):
         names = tuple(f"{names[0]}{end}" for end in ends) if ends else names
         found = {name: choose_rate(make_cell(BASES[task], name), find) for name in names}
@@ -119,6 +128,8 @@ class Part:
         methods: Which ones, beside those of ``families``.
         families: Those whose tuned recipe is run.
         conditions: (alpha, attackers, factor) of uneven data; one of even data for most.
+        seeds: Of its reported runs; None for those of its settings.
+        is_screened: Whether tuning is all.
     """
 
     name: str
@@ -127,6 +138,8 @@ class Part:
     methods: tuple[str, ...] = (PAPER, SHORT, CAUTIOUS)
     families: tuple[str, ...] = ()
     conditions: tuple[tuple[float | None, int, float], ...] = ((None, 0, 1.0),)
+    seeds: tuple[int, ...] | None = None
+    is_screened: bool = False
 
     def list_cells(self, find: Find) -> list[Cell]:
         """Return its cells, as far as recipes have been chosen."""
@@ -135,6 +148,8 @@ class Part:
             for workers in self.workers:
                 for method in (*self._list_recipes(setting, find), *self.methods):
                     even = make_cell(setting, method, workers)
+                    seeds = even.seeds if self.seeds is None else self.seeds
+                    even = replace(even, seeds=seeds, is_screened=self.is_screened)
                     found |= {identify(cell): cell for cell in self._list_uneven(even)}
         return list(found.values())
 
@@ -156,9 +171,8 @@ class Part:
                 continue
             uneven = replace(even, alpha=alpha, attackers=attackers, factor=factor)
             workers = even.workers or 8  # a mean of skewed workers depends on who they are
-            yield replace(
-                uneven, workers=workers, tuned_as=even, centered_on=None, seeds=FEWER_SEEDS
-            )
+            seeds = FEWER_SEEDS if self.seeds is None else self.seeds
+            yield replace(uneven, workers=workers, tuned_as=even, centered_on=None, seeds=seeds)
 
 
 _ALL = tuple(FAMILIES)

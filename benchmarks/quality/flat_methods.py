@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 import study_path  # noqa: F401
 import torch
 from flat_layout import CoinTable, FlatLayout, ParameterMeans
-from methods import split_decay
+from methods import find_head, split_decay
 from runs import RunConfig
 from schedule import Run, rate_factor
-from torch import Tensor
+from torch import Tensor, nn
 
+from distlion.kernels import matrix_shape, orthogonalize
+from distlion.lab.baselines import MOMENTUM, scale_update
 from distlion.lab.training.inner import ADAMW_BETAS
 from distlion.lab.training.name_parts import split_name
-from distlion.lab.training.workers import LION_BETAS
+from distlion.lab.training.workers import LION_BETAS, name_matrices
 
 _EPS = 1e-8
 _SCALE_BITS = 32
@@ -38,12 +40,24 @@ class Place:
         workers: N.
         steps: Of a run.
         device: Where it trains.
+        matrices: Numbers of the hidden weight matrices in the layout.
     """
 
     layout: FlatLayout
     workers: int
     steps: int
     device: torch.device
+    matrices: tuple[int, ...] = ()
+
+    def view_matrices(self, rows: Tensor) -> list[Tensor]:
+        """Return a view (rows, out, rest) of each hidden matrix in rows (rows, elements)."""
+        found = []
+        for index in self.matrices:
+            begin, size = self.layout.begins[index], self.layout.sizes[index]
+            shape = matrix_shape(self.layout.shapes[index])
+            assert shape is not None  # it is a matrix
+            found.append(rows[:, begin : begin + size].unflatten(1, shape))
+        return found
 
 
 class FlatMethod(ABC):
@@ -100,7 +114,7 @@ class MeanAdamW(FlatMethod):
         self._second = self._new_state(place.layout.length)
 
     def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
-        kept, size, root = self._scalars[step][0]
+        kept, size, root = self._scalars[step][0][:3]
         grad = _mean(grads)
         params.mul_(kept)
         self._first.lerp_(grad, 1 - self._betas[0])
@@ -113,6 +127,38 @@ class MeanAdamW(FlatMethod):
     def _list_scalars(self, step: int, lr: float, weight_decay: float) -> list[float]:
         first, second = (1 - beta ** (step + 1) for beta in self._betas)
         return [1 - lr * weight_decay, lr / first, math.sqrt(second)]
+
+
+class MeanMuon(MeanAdamW):
+    """Muon on the mean gradient for hidden matrices, AdamW for all other parameters."""
+
+    def __init__(self, place: Place, betas: tuple[float, float]) -> None:
+        super().__init__(place, betas)
+        self._momentum = self._new_state(place.layout.length)
+
+    def move(self, params: Tensor, grads: Tensor, step: Tensor) -> None:
+        grad = _mean(grads)
+        self._momentum.lerp_(grad, 1 - MOMENTUM)
+        ahead = self._place.view_matrices(grad.lerp(self._momentum, MOMENTUM).unsqueeze(0))
+        kept, _, _, *sizes = self._scalars[step][0]
+        moved = [
+            each * kept - orthogonalize(direction[0]) * size
+            for each, direction, size in zip(self._view(params), ahead, sizes, strict=True)
+        ]
+        super().move(params, grads, step)
+        for each, value in zip(self._view(params), moved, strict=True):
+            each.copy_(value)
+
+    def _count_scalars(self) -> int:
+        return 3 + len(self._place.matrices)
+
+    def _list_scalars(self, step: int, lr: float, weight_decay: float) -> list[float]:
+        shapes = [each.shape[1:] for each in self._place.view_matrices(self._first.unsqueeze(0))]
+        sizes = [lr * scale_update((shape[0], shape[1])) for shape in shapes]
+        return [*super()._list_scalars(step, lr, weight_decay), *sizes]
+
+    def _view(self, params: Tensor) -> list[Tensor]:
+        return [each[0] for each in self._place.view_matrices(params.unsqueeze(0))]
 
 
 class _SignStep(FlatMethod):
@@ -184,6 +230,31 @@ class Majority(_Vote):
         self._move_by(params, _sign_or_coin(total, ties[0]), step)
 
 
+class OrthogonalMajority(Majority):
+    """One-bit votes of hidden matrices on orthogonalized directions, and cautious ones elsewhere.
+
+    On a device the products of all workers are one batch.
+    """
+
+    def __init__(self, place: Place, betas: tuple[float, float], *, cautious: bool) -> None:
+        assert not cautious  # there is no such name
+        super().__init__(place, betas, cautious=True)
+
+    def _take_masked(self, grads: Tensor) -> Tensor:
+        before = self._momenta.clone()
+        voted = super()._take_masked(grads)
+        matrices = self._place.view_matrices(_blend(self._betas[0], before, grads))
+        for target, direction in zip(self._place.view_matrices(voted), matrices, strict=True):
+            target.copy_(_orthogonalize_each(direction))
+        return voted
+
+
+def _orthogonalize_each(matrices: Tensor) -> Tensor:
+    if matrices.device.type == "cpu":  # products of a batch round otherwise
+        return torch.stack([orthogonalize(each) for each in matrices])
+    return orthogonalize(matrices)
+
+
 class TwoBitFeedback(_Vote):
     """Votes of two bits with error feedback: ``FeedbackVote(bits=2)``."""
 
@@ -230,8 +301,17 @@ def _sign_or_coin(total: Tensor, ties: Tensor) -> Tensor:
     return torch.where((total > 0) | ((total == 0) & ties), 1.0, -1.0)
 
 
-_MEANS = {"global-adamw": (MeanAdamW, ADAMW_BETAS), "global-lion": (MeanLion, LION_BETAS)}
-_VOTES = {"majority": Majority, "library-feedback-2": TwoBitFeedback}
+_MEANS = {
+    "global-adamw": (MeanAdamW, ADAMW_BETAS),
+    "global-muon": (MeanMuon, ADAMW_BETAS),
+    "global-lion": (MeanLion, LION_BETAS),
+}
+_VOTES = {
+    "majority": Majority,
+    "majority-orthogonal": OrthogonalMajority,
+    "library-feedback-2": TwoBitFeedback,
+}
+_GROUPED = ("majority-orthogonal", "global-muon")
 
 
 def has_flat_form(config: RunConfig) -> bool:
@@ -248,6 +328,22 @@ def build_flat_method(name: str, place: Place) -> FlatMethod:
         build, usual = _MEANS[base]
         return build(place, betas or usual)
     return _VOTES[base](place, betas or LION_BETAS, cautious=cautious)
+
+
+def arrange(model: nn.Module, method: str) -> tuple[list[nn.Parameter], tuple[int, ...]]:
+    """Return parameters in the order of the library's groups, and which are hidden matrices.
+
+    Args:
+        model: Of a run.
+        method: Name. Only orthogonalized methods have groups.
+    """
+    matrices = name_matrices(model, head=find_head(model))
+    is_grouped = split_name(split_decay(method)[0])[0] in _GROUPED
+    named = sorted(
+        model.named_parameters(), key=lambda item: is_grouped and item[0] not in matrices
+    )
+    chosen = (index for index, (name, _) in enumerate(named) if is_grouped and name in matrices)
+    return [param for _, param in named], tuple(chosen)
 
 
 def describe_run(config: RunConfig) -> Run:

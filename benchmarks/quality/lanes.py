@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from archive import Records
 from flat_layout import FlatLayout
-from flat_methods import Place, build_flat_method, describe_run, has_flat_form
+from flat_methods import Place, arrange, build_flat_method, describe_run, has_flat_form
 from images import ImageTask
 from runs import RunConfig, condense, describe, digest_parameters
 from sources import Data
@@ -69,10 +69,10 @@ class FlatRun:
         self._workers = config.workers or _PARTS_OF_A_MEAN
         self._task, _ = self._build_task(config)
         self.model = self._task.build_model().to(device)
-        self._params = list(self.model.parameters())
+        self._params, matrices = arrange(self.model, config.method)
         self._layout = FlatLayout.of(self._params)
         self._row = self._layout.adopt(self._params)
-        place = Place(self._layout, self._workers, config.steps, device)
+        place = Place(self._layout, self._workers, config.steps, device, matrices)
         self.method = build_flat_method(config.method, place)
         self._grads = torch.zeros(self._workers, self._layout.length, device=device)
         self._views = [self._layout.view(row) for row in self._grads]
@@ -84,7 +84,7 @@ class FlatRun:
     def start(self, config: RunConfig) -> str:
         """Begin a run; return the digest of its data."""
         self._task, digest = self._build_task(config)
-        fresh = self._task.build_model().parameters()
+        fresh, _ = arrange(self._task.build_model(), config.method)
         with torch.no_grad():
             for param, value in zip(self._params, fresh, strict=True):
                 param.copy_(value)

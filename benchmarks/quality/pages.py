@@ -11,7 +11,7 @@ from answers import Answer, Claim, list_answers, list_claims
 from archive import Records
 from cells import Choice, Find, choose_rate, list_open
 from controls import CONTROL_P, N_CONTROLS, Control, list_controls
-from design import PARTS, REPLIES, choose_recipe, make_cell
+from design import PARTS, REPLIES, Part, choose_recipe, make_cell
 from differences import Difference, Verdict, find_difference
 from evidence import Ending
 from lengths import list_shrinkages
@@ -55,7 +55,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     yield Heading("What it decides for the defaults")
     yield Table(
         ["question", "answer", "cells that count", "cells it leads", "cells against it"],
-        [_row_of_answer(each) for each in list_answers(claims)],
+        [row_of_answer(each) for each in list_answers(claims)],
     )
     yield Paragraph(
         "Six of the first question's 12 cells were known when its rule was written, from the "
@@ -64,7 +64,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     )
     yield Heading("What has been run")
     header = ["part", "cells", "complete", "runs open", "runs reported", "of these on a GPU"]
-    yield Table(header, list(_rows_of_progress(find)))
+    yield Table(header, list(rows_of_progress(find)))
     picture = draw_distances(claims)
     if picture is not None:
         caption = (
@@ -80,7 +80,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     )
     yield Table(
         ["setting", "N", "data", "method - reference", "seeds", "difference", "interval", "p", ""],
-        [_row_of_claim(each) for each in claims if each.difference.n_seeds or _is_final(each)],
+        [row_of_claim(each) for each in claims if each.difference.n_seeds or is_final(each)],
     )
     yield from _lay_out_lengths(find)
     yield from _lay_out_reached(find)
@@ -163,18 +163,21 @@ def _lay_out_replies(find: Find) -> Iterator[Block]:
     )
 
 
-def _is_final(claim: Claim) -> bool:
+def is_final(claim: Claim) -> bool:
+    """Return whether a claim has a verdict."""
     return claim.difference.verdict is not Verdict.OPEN
 
 
-def _row_of_answer(answer: Answer) -> list[str]:
+def row_of_answer(answer: Answer) -> list[str]:
+    """Return question, answer, and how many cells stand behind it."""
     against = [f"{each.setting}, N = {each.cell.workers}" for each in answer.failing]
     counts = [str(len(answer.claims)), str(answer.n_leading)]
     return [answer.question, answer.text, *counts, "; ".join(against) or "none"]
 
 
-def _rows_of_progress(find: Find) -> Iterator[list[str]]:
-    for part in PARTS:
+def rows_of_progress(find: Find, parts: Sequence[Part] = PARTS) -> Iterator[list[str]]:
+    """Yield cells and runs of each part."""
+    for part in parts:
         cells = part.list_cells(find)
         n_open = [len(list_open(cell, find)) for cell in cells]
         n_wanted = len(part.list_wanted(find))
@@ -188,7 +191,8 @@ def _rows_of_progress(find: Find) -> Iterator[list[str]]:
         yield [part.name, *map(str, counts)]
 
 
-def _row_of_claim(claim: Claim) -> list[str]:
+def row_of_claim(claim: Claim) -> list[str]:
+    """Return where a comparison was made, the difference, and the verdict."""
     difference = claim.difference
     cell, reference = claim.cell, difference.reference.cell
     data = "even" if cell.alpha is None else f"alpha {cell.alpha:g}"
@@ -247,14 +251,14 @@ def _rows_of_tuning(find: Find) -> Iterator[list[str]]:
             for name, choice in recipe.trials.items():
                 chosen = " (chosen)" if name == recipe.method else ""
                 if choice.rate is not None:
-                    yield [task, family, str(runs), f"{name}{chosen}", *_describe_choice(choice)]
+                    yield [task, family, str(runs), f"{name}{chosen}", *describe_choice(choice)]
         for name in OTHERS:
             choice = choose_rate(make_cell(setting, name), find)
             if choice.rate is not None:
-                yield [task, "", str(len(choice.losses)), name, *_describe_choice(choice)]
+                yield [task, "", str(len(choice.losses)), name, *describe_choice(choice)]
 
 
-def _describe_choice(choice: Choice) -> list[str]:
+def describe_choice(choice: Choice) -> list[str]:
     """Return the rate, its validation loss, and how many rates were tried."""
     assert choice.rate is not None  # the caller asked before
     mark = " (at the edge)" if choice.at_edge else ""

@@ -19,7 +19,7 @@ _TITLES = {"text": "GPT on novels", "images": "convolutions on CIFAR-10"}
 _UNITS = {"text": "nats a byte", "images": "points of test error"}
 _LINEAR_BELOW = 0.02
 """In nats; above it the scale of text is logarithmic."""
-_SHOWN: Mapping[str, str] = {
+SHOWN: Mapping[str, str] = {
     PAPER: "one bit, betas (0.9, 0.99)",
     SHORT: "one bit, betas (0.9, 0.95)",
     CAUTIOUS: "one bit, betas (0.9, 0.95), cautious",
@@ -30,13 +30,18 @@ _SHOWN: Mapping[str, str] = {
 """Methods; where one ran only with a tuned decay, that run is shown."""
 
 
-def draw_distances(claims: Sequence[Claim]) -> bytes | None:
-    """Draw each method's distance to AdamW with its interval; None where there is none yet."""
+def draw_distances(claims: Sequence[Claim], shown_as: Mapping[str, str] = SHOWN) -> bytes | None:
+    """Draw each method's distance to AdamW with its interval; None where there is none yet.
+
+    Args:
+        claims: All comparisons.
+        shown_as: Methods that are shown, and what they are called.
+    """
     shown = [
         each
         for each in claims
         if each.is_even
-        and _without_decay(each) in _SHOWN
+        and _without_decay(each) in shown_as
         and each.difference.reference.cell.method.startswith("global-adamw")
         and math.isfinite(each.difference.high)
     ]
@@ -45,7 +50,8 @@ def draw_distances(claims: Sequence[Claim]) -> bytes | None:
         return None
     figure = Figure(figsize=(6.5 * len(tasks), 5.5), dpi=_DPI, layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
-        _draw_task(axes, task, [each for each in shown if each.cell.setting.task == task])
+        own = [each for each in shown if each.cell.setting.task == task]
+        _draw_task(axes, task, own, shown_as)
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
     )
@@ -54,10 +60,12 @@ def draw_distances(claims: Sequence[Claim]) -> bytes | None:
     return picture.getvalue()
 
 
-def list_lines(claims: Sequence[Claim]) -> dict[str, dict[Place, Difference]]:
+def list_lines(
+    claims: Sequence[Claim], shown_as: Mapping[str, str] = SHOWN
+) -> dict[str, dict[Place, Difference]]:
     """Return the differences of each method that is shown, by place."""
     lines = {}
-    for method, label in _SHOWN.items():
+    for method, label in shown_as.items():
         alike = [each for each in claims if _without_decay(each) == method]
         tuned = [each for each in alike if each.cell.method != method]
         plain = [each for each in alike if each.cell.method == method]
@@ -65,11 +73,11 @@ def list_lines(claims: Sequence[Claim]) -> dict[str, dict[Place, Difference]]:
     return lines
 
 
-def _draw_task(axes: Axes, task: str, claims: Sequence[Claim]) -> None:
+def _draw_task(axes: Axes, task: str, claims: Sequence[Claim], shown_as: Mapping[str, str]) -> None:
     columns = sorted({_place(each) for each in claims})
     axes.axhspan(-MARGINS[task], MARGINS[task], color="0.85", label="margin")
-    for number, (label, line) in enumerate(list_lines(claims).items()):
-        shift = 0.7 * ((number + 0.5) / len(_SHOWN) - 0.5)
+    for number, (label, line) in enumerate(list_lines(claims, shown_as).items()):
+        shift = 0.7 * ((number + 0.5) / len(shown_as) - 0.5)
         axes.errorbar(
             [columns.index(place) + shift for place in line],
             [difference.mean for difference in line.values()],

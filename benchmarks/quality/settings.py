@@ -13,7 +13,7 @@ _SMALL = dict(TEXT.network)
 _MEDIUM = {"width": 168, "layers": 3, "heads": 4, "context": 64}
 _LARGE = {"width": 384, "layers": 6, "heads": 6, "context": 64}
 
-SETTINGS: Mapping[str, Setting] = {
+SETTINGS: dict[str, Setting] = {
     "text-small-1k": TEXT,
     "text-small-4k": Setting("text", 4000, 64, 16, _SMALL),
     "text-small-16k": Setting("text", 16000, 64, 32, _SMALL),
@@ -23,6 +23,14 @@ SETTINGS: Mapping[str, Setting] = {
     "images-3": IMAGES,
     "images-10": WIDE,
     "images-30": Setting("images", 10547, 128, 30, {"width": 32, "groups": 2}),
+}
+_WIDTHS = (64, 128, 256, 384, 768)
+SETTINGS |= {"text-others-1k": Setting("text", 1000, 64, 8, _SMALL | {"split": 1})}
+SETTINGS |= {
+    f"text-width-{width}": Setting(
+        "text", 300, 16, 3, {"width": width, "layers": 2, "heads": width // 32, "context": 64}
+    )
+    for width in _WIDTHS
 }
 BASES: Mapping[str, str] = {"text": "text-small-1k", "images": "images-3"}
 """Where betas and decay of a family are chosen, by task."""
@@ -64,6 +72,14 @@ FAMILIES: Mapping[str, Family] = {
     "cautious": Family("cautious majority vote", _with_betas("majority-cautious", *_OF_LION)),
     "feedback": Family("two bits with feedback", _with_betas("library-feedback-2", "", "90-95")),
 }
+ORTHOGONAL = "majority-orthogonal-betas-90-95"
+MUON, MUON_SIGN = "global-muon-betas-90-99", "global-lion-orthogonal-betas-90-95"
+MATRIX_FAMILIES: Mapping[str, Family] = {
+    "orthogonal": Family("votes on orthogonalized directions", (ORTHOGONAL,)),
+    "muon": Family("Muon and AdamW on the mean", (MUON,)),
+    "muon-sign": Family("sign of Muon's direction on the mean", (MUON_SIGN,)),
+}
+"""Families of the study of orthogonalized votes; their betas are not tuned."""
 DECAYS = ("", "-decay-025", "-decay-4")
 """Ends of names: once, a quarter of, and four times the weight decay."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from feedback import FeedbackVote
+from inner_kinds import build_over, split_inner
 from masked import MaskedVote
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.lab.baselines import HalfPrecision, OneBitAdam, PowerSGD, VirtualBaseline
 from distlion.lab.training.methods import find_method
 from distlion.lab.training.name_parts import split_betas
-from distlion.lab.training.workers import LION_BETAS, MethodRun, VirtualVoting
+from distlion.lab.training.workers import LION_BETAS, MethodRun, VirtualVoting, name_matrices
 from distlion.optim import Lion
 from distlion.virtual import VirtualCluster
 
@@ -34,6 +36,7 @@ _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")
 _FULL_RANGE = re.compile(r"quantized-(?P<bits>\d)-linf-full")
 _FEEDBACK_BITS = {"feedback": 1, "feedback-2": 2}
 _LIBRARY = "library-"
+_BY_FAN_IN, _PLAIN_FAN_IN = "orthogonal-fan-in", 64
 _SGD = ("global-sgd", "dgc")
 _SGD_DECAY = 5e-4
 _MASKED, _MASKED_COIN, _ONE_BIT_ADAM = "masked", "masked-coin", "one-bit-adam"
@@ -74,9 +77,11 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
     differ from a majority vote in one thing; other names are those of ``distlion compare``, and
     so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
+    ``orthogonal-fan-in`` is an orthogonalized vote with rates by fan-in.
     ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
-    coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-decay-025`` or ``-decay-4`` at
-    the end multiplies the weight decay.
+    coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-over-muon`` and
+    ``-over-grouped-lion`` behind a method with local steps replace their AdamW. ``-decay-025`` or
+    ``-decay-4`` at the end multiplies the weight decay.
 
     Raises:
         InvalidArgumentError: There is no such method.
@@ -84,7 +89,10 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     params = list(model.parameters())
     variant = VARIANTS.get(name) or STOCHASTIC.get(name)
     if variant is not None:
-        return VariantVote(params, run, variant)
+        chosen = name_matrices(model, head=find_head(model))
+        names = [name for name, _ in model.named_parameters()]
+        matrices = {index for index, each in enumerate(names) if each in chosen}
+        return VariantVote(params, run, variant, matrices)
     name, factor = split_decay(name)
     run = replace(run, decay=factor * run.decay)
     if name == "median-lion":
@@ -105,10 +113,15 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         workers=run.workers,
         steps=run.steps,
         seed=run.seed,
+        matrices=name_matrices(model, head=find_head(model)),
     )
+    if split_inner(name)[1]:
+        return build_over(name, model, entry)
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
+    if base == _BY_FAN_IN:
+        return _vote_by_fan_in(entry, betas or LION_BETAS)
     if base in (_MASKED, _MASKED_COIN, _ONE_BIT_ADAM, *_FEEDBACK_BITS):
         return _build_loop(base, params, run, betas or LION_BETAS)
     if base in _RULES_OF_SOME:
@@ -118,6 +131,11 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule, betas=betas or LION_BETAS)
     return find_method(name).enter(entry)
+
+
+def find_head(model: nn.Module) -> str | None:
+    """Return the embedding whose weights are the output's too; None for a last linear layer."""
+    return "bytes" if hasattr(model, "bytes") else None
 
 
 def split_decay(name: str) -> tuple[str, float]:
@@ -167,6 +185,28 @@ def _vote_by_kind(
     )
     # Rules do not share a bucket, and their exchanges are under way together.
     return VirtualVoting(cluster, VirtualVoting.build(entry, rule).rounds)
+
+
+def _vote_by_fan_in(entry: MethodRun, betas: tuple[float, float]) -> VirtualVoting:
+    """Build orthogonalized votes in which a matrix's rate is multiplied by sqrt(64 / fan-in)."""
+    groups: list[dict[str, Any]] = []
+    for group in entry.group(orthogonalize=True):
+        if not group.get("orthogonalize", False):
+            groups.append(group)
+            continue
+        for name, param in group["params"]:
+            factor = math.sqrt(_PLAIN_FAN_IN / param[0].numel())
+            groups.append({**group, "params": [(name, param)], "rate_factor": factor})
+    cluster = VirtualCluster(
+        groups,
+        entry.lr,
+        betas,
+        workers=entry.workers,
+        weight_decay=entry.weight_decay,
+        aggregation=RULES["majority"].rule,
+        seed=entry.seed,
+    )
+    return VirtualVoting(cluster, VirtualVoting.build(entry, RULES["majority"].rule).rounds)
 
 
 def _list_vectors(model: nn.Module) -> list[nn.Parameter]:

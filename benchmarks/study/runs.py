@@ -146,7 +146,8 @@ class Trainer:
     def _step(self) -> None:
         optimizer = self._method.optimizer
         for group in optimizer.param_groups:
-            group["lr"] = self._config.lr * rate_factor(self._done, self._config.steps)
+            factor = group.get("rate_factor", 1.0)
+            group["lr"] = factor * self._config.lr * rate_factor(self._done, self._config.steps)
         batches = self._task.batches(self._done)
         losses = []
         for worker, (inputs, targets) in enumerate(batches):

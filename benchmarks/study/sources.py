@@ -32,7 +32,9 @@ class Data:
         self._images, self._books = images, books
         self._read_images = cache(lambda folder: Images.read(folder).to(device))
         self._read_novels = cache(
-            lambda folder, context: Novels.read(folder, context=context).to(device)
+            lambda folder, context, split: Novels.read(folder, context=context, split=split).to(
+                device
+            )
         )
 
     def has(self, task: str) -> bool:
@@ -49,8 +51,9 @@ class Data:
             return ImageTask(images, **shared, **config.network, alpha=config.alpha), images.digest
         if self._books is None:
             sys.exit("--books is needed for this run")
-        novels = self._read_novels(self._books, config.network["context"])
-        return TextTask(novels, **shared, **config.network), novels.digest
+        network = dict(config.network)
+        novels = self._read_novels(self._books, network["context"], network.pop("split", 0))
+        return TextTask(novels, **shared, **network), novels.digest
 
 
 def make(data: Data, config: RunConfig) -> dict[str, Any]:

@@ -16,6 +16,16 @@ from distlion.lab.tasks.base import digest_arrays, seeded_generator
 
 VALIDATION_BOOKS = ("Roughing It", "The Moonstone")
 TEST_BOOKS = ("Emma", "Great Expectations", "Ivanhoe: A Romance", "The Mysterious Island")
+OTHER_VALIDATION_BOOKS = ("Oliver Twist", "The Innocents Abroad")
+OTHER_TEST_BOOKS = (
+    *("Anna Karenina", "Jane Eyre: An Autobiography"),
+    *("Moby Dick; Or, The Whale", "The Three Musketeers"),
+)
+SPLITS = (
+    (VALIDATION_BOOKS, TEST_BOOKS),
+    (OTHER_VALIDATION_BOOKS, OTHER_TEST_BOOKS),
+)
+"""Books of validation and test; the others are trained on."""
 VALIDATION_WINDOWS = 512
 TEST_WINDOWS = 4096
 # Neighboring windows are alike: sampling errors are taken over blocks of them.
@@ -92,8 +102,13 @@ class Novels:
         return replace(self, train=train, validation=validation, test=test)
 
     @classmethod
-    def read(cls, folder: Path, *, context: int) -> Novels:
+    def read(cls, folder: Path, *, context: int, split: int = 0) -> Novels:
         """Read ``*.txt``, a book each.
+
+        Args:
+            folder: Of the books.
+            context: Bytes of a window.
+            split: Which one of ``SPLITS``.
 
         Raises:
             DataError: A book of validation or test is missing, or there is none to train on.
@@ -102,7 +117,8 @@ class Novels:
             path.stem: np.frombuffer(path.read_bytes(), np.uint8)
             for path in sorted(folder.glob("*.txt"))
         }
-        kept = {*VALIDATION_BOOKS, *TEST_BOOKS}
+        validation_books, test_books = SPLITS[split]
+        kept = {*validation_books, *test_books}
         missing = sorted(kept - set(books))
         train = [text for name, text in books.items() if name not in kept]
         if missing or not train:
@@ -114,8 +130,8 @@ class Novels:
 
         return cls(
             train=torch.from_numpy(np.concatenate(train)),
-            validation=sample(VALIDATION_BOOKS, VALIDATION_WINDOWS),
-            test=sample(TEST_BOOKS, TEST_WINDOWS),
+            validation=sample(validation_books, VALIDATION_WINDOWS),
+            test=sample(test_books, TEST_WINDOWS),
             digest=digest_arrays(*books.values()),
         )
 

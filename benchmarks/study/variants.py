@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from schedule import DECAY_PER_STEP, WARM_UP_SHARE, Run, rate_factor
-from torch import nn
+from torch import Tensor, nn
 
 from distlion.aggregation import RULES
+from distlion.kernels import matrix_shape, orthogonalize
 from distlion.lab.tasks.base import seeded_generator
 from distlion.lab.training.workers import LION_BETAS
 from distlion.virtual import VirtualCluster
@@ -33,6 +34,10 @@ class Variant:
             header; "weights", the root mean square of a matrix, and of a vector nothing.
         decay: How many times the weights decay as much as in all other methods.
         warm_up_share: Of the run, in which the rate rises.
+        orthogonalize_every: Directions of hidden matrices are orthogonalized in each so many steps,
+            and others are cautious; 0 for neither.
+        between: What a matrix votes on in other steps: "stale", the direction that was
+            orthogonalized last; "lion", the direction as it is.
     """
 
     betas: tuple[float, float] = (0.9, 0.95)
@@ -42,6 +47,8 @@ class Variant:
     scale: Literal["none", "votes", "weights"] = "none"
     decay: float = 1.0
     warm_up_share: float = WARM_UP_SHARE
+    orthogonalize_every: int = 0
+    between: Literal["stale", "lion"] = "stale"
 
 
 VARIANTS = {
@@ -54,6 +61,10 @@ VARIANTS = {
         "decay-0": Variant(decay=0.0),
         "decay-4": Variant(decay=4.0),
         "warm-up-5": Variant(warm_up_share=0.05),
+        "orthogonal-each-1": Variant(orthogonalize_every=1),
+        "orthogonal-each-2-stale": Variant(orthogonalize_every=2),
+        "orthogonal-each-2-lion": Variant(orthogonalize_every=2, between="lion"),
+        "orthogonal-each-4-lion": Variant(orthogonalize_every=4, between="lion"),
     }.items()
 }
 LOCAL_THEN_SHARED = "majority-local-50-shared-90"
@@ -79,10 +90,19 @@ class VariantVote:
         params: Of the model.
         run: Rate, workers, steps and seed.
         variant: What is different.
+        matrices: Numbers of the hidden weight matrices.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], run: Run, variant: Variant) -> None:
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        run: Run,
+        variant: Variant,
+        matrices: Collection[int] = (),
+    ) -> None:
         self._params, self._run, self._variant = params, run, variant
+        self._matrices = matrices
+        self._stale: dict[tuple[int, int], Tensor] = {}
         self._done = 0
         self._momenta = [
             [torch.zeros_like(param, dtype=variant.momentum_dtype) for param in params]
@@ -121,6 +141,8 @@ class VariantVote:
             before = momentum.float()
             direction = first * before + (1 - first) * param.grad
             momentum.copy_(second * before + (1 - second) * param.grad)
+            if self._variant.orthogonalize_every:
+                direction = self._redirect(direction, param.grad, worker, index)
             size = direction.abs().mean()
             self._sizes[index] += size / self._run.workers
             if self._variant.noise:
@@ -129,6 +151,18 @@ class VariantVote:
             outcome.grad = direction.contiguous()
             param.grad = None
         self._votes.collect(worker)
+
+    def _redirect(self, direction: Tensor, grad: Tensor, worker: int, index: int) -> Tensor:
+        """Return what a worker votes on, for hidden matrices and for all other parameters."""
+        if index not in self._matrices:
+            return torch.where(direction * grad > 0, direction, 0.0)
+        if self._done % self._variant.orthogonalize_every == 0:
+            shape = matrix_shape(direction.shape)
+            assert shape is not None  # it is a matrix
+            self._stale[worker, index] = orthogonalize(direction.reshape(shape)).view_as(direction)
+        elif self._variant.between == "lion":
+            return direction
+        return self._stale[worker, index].clone()
 
     @torch.no_grad()
     def step(self) -> None:

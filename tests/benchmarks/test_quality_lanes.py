@@ -29,6 +29,9 @@ MODULES = (
 )
 CPU = torch.device("cpu")
 METHODS = (
+    "majority-orthogonal",
+    "majority-orthogonal-betas-90-95-decay-4",
+    "global-muon-betas-90-99",
     "majority",
     "majority-cautious-betas-90-95-decay-4",
     "library-feedback-2-betas-90-95-decay-025",

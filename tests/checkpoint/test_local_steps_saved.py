@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import distlion
 from checkpoint.forging import forge_tree
@@ -38,13 +39,23 @@ LATER = {"a late vote on the second part": AT + EVERY}
 """When runs are interrupted, where that is not ``AT``."""
 
 
-class LocalWorker:
-    """A model, local steps of AdamW with a schedule, and their checkpoints."""
+def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.named_parameters(), lr=1e-2)
 
-    def __init__(self, rank: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+
+class LocalWorker:
+    """A model, local steps with a schedule, and their checkpoints."""
+
+    def __init__(
+        self,
+        rank: int,
+        dtype: torch.dtype = torch.float32,
+        make_inner: Callable[[nn.Module], Any] = make_adamw,
+        **options: Any,
+    ) -> None:
         self.rank = rank
         self.model = make_model().to(dtype)
-        self.inner = torch.optim.AdamW(self.model.named_parameters(), lr=1e-2)
+        self.inner = make_inner(self.model)
         self.optimizer = distlion.LocalSteps(self.inner, **{"every": EVERY, **options})
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=STEPS)
 

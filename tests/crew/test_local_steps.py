@@ -24,7 +24,17 @@ from crews import (
 )
 from distlion import faults
 from distlion.crew import CrewLocalSteps, epoch
-from local_crews import EVERY, GOAL, STRUCK_AT, bits, check_equal, connect, strike, train
+from local_crews import (
+    EVERY,
+    GOAL,
+    STRUCK_AT,
+    bits,
+    check_equal,
+    connect,
+    make_muon_and_adamw,
+    strike,
+    train,
+)
 from local_runs import are_equal
 
 IN_A_LOCAL_STEP = "in a local step"
@@ -38,6 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "estimates": {"aggregation": distlion.EstimateVote()},
     "lion": {"outer": "lion", "outer_lr": 1e-2},
     "parts": {"parts": 2, "outer_momentum": 0.5},
+    "muon and adamw": {"make_inner": make_muon_and_adamw},
 }
 
 
@@ -167,6 +178,7 @@ def join_late(rank: int, size: int, port: int, name: str, has_last_vote: bool) -
         ("residuals, momentum", False),
         ("estimates", False),
         ("parts", False),
+        ("muon and adamw", False),
         ("plain", True),
         ("parts", True),
     ],

@@ -26,6 +26,15 @@ def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.named_parameters(), lr=1e-1)
 
 
+def make_two(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Make Muon for matrices, and AdamW for all others."""
+    named = [*model.named_parameters()]
+    return [
+        torch.optim.Muon([each for each in named if each[1].ndim == 2], lr=1e-2),
+        torch.optim.AdamW([each for each in named if each[1].ndim != 2], lr=1e-2),
+    ]
+
+
 class Local(torch.optim.Optimizer):
     """An inner optimizer that keeps local tensors, and numbers in Python."""
 
@@ -59,6 +68,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "outer lion": (make_sgd, {"outer": "lion", "outer_lr": 1e-2}),
     "local": (make_local, {}),
     "lion": (make_lion, {}),
+    "two": (make_two, {"aggregation": distlion.ResidualVote()}),
     "2D": (make_adamw, {"aggregation": distlion.ResidualVote()}),
 }
 

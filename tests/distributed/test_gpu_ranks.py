@@ -147,6 +147,55 @@ def test_everything_else_a_step_does_has_the_same_bits_too(name: str, n_steps: i
             assert all(map(torch.equal, one, other))
 
 
+SHAPES = ((70, 80), (90, 100), (110, 60))
+"""Of one shape each, so that products have one matrix wherever it is; two are cut in a node."""
+
+
+def draw_matrices(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def train_matrices(
+    rank: int, world_size: int, size: int, on_gpu: tuple[int, ...]
+) -> tuple[list[Tensor], set[torch.dtype]]:
+    """Train nodes of some ranks, or single workers with their mean gradients."""
+    from distlion.step import CutMatrices
+    from pretend_cuda import pretend_cuda
+
+    with pretend_cuda() as device:
+        place = device.place if rank in on_gpu else torch.clone
+        params = [nn.Parameter(place(value)) for value in draw_matrices(7)]
+        group = {"params": params, "orthogonalize": True}
+        nodes = distlion.Nodes(ranks_per_node=size)
+        optimizer = distlion.DistributedLion([group], lr=1e-2, nodes=nodes)
+        for step in range(3):
+            grads = [
+                draw_matrices(100 * step + each)
+                for each in ([rank] if size > 1 else [2 * rank, 2 * rank + 1])
+            ]
+            for param, *own in zip(params, *grads, strict=True):
+                param.grad = place(sum(own[1:], own[0]) / len(own))
+            optimizer.step()
+        optimizer.verify_replicas()
+        cut = [route.matrices for route in optimizer._session.routing.routes]
+        dtypes = {each.dtype for each in cut if isinstance(each, CutMatrices)}
+        return [param.detach().cpu() for param in params], dtypes
+
+
+@pytest.mark.parametrize("on_gpu", [(0, 1, 2, 3), (0, 1, 3)])
+def test_matrices_that_are_cut_in_nodes_are_whole_on_gpus(on_gpu: tuple[int, ...]) -> None:
+    found = run_workers(train_matrices, 4, 2, on_gpu, timeout_s=120)
+    for params, _ in found[1:]:
+        assert all(map(torch.equal, params, found[0][0]))
+    if len(on_gpu) < 4:  # a product on a CPU is another one, and needs float32
+        assert [dtypes for _, dtypes in found[2:]] == [{torch.float32}] * 2
+        return
+    assert [dtypes for _, dtypes in found] == [{torch.bfloat16}] * 4
+    for params, _ in run_workers(train_matrices, 2, 1, on_gpu, timeout_s=120):
+        assert all(map(torch.equal, params, found[0][0]))
+
+
 def repair_somewhere(rank: int, world_size: int) -> list[Tensor]:
     """Spoil the replica of rank 1, which is on a GPU, and let the others repair it."""
     from pretend_cuda import pretend_cuda

@@ -8,10 +8,12 @@ from planted_cautious import CAUTIOUS
 from planted_clients import CLIENTS
 from planted_core import CORE
 from planted_crews import CREW_MUTATIONS
+from planted_cut_matrices import CUT_MATRICES
 from planted_device import DEVICE
 from planted_doubling import DOUBLED
 from planted_feedback import FEEDBACK
 from planted_files import FILES
+from planted_inner import SEVERAL_INNER
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
 from planted_latency import LATENCY
@@ -38,6 +40,7 @@ EVERYWHERE = (
     *MUTATIONS,
     *KERNELS,
     *DEVICE,
+    *CUT_MATRICES,
     *MISUSES,
     *LOSSES,
     *PROTOCOL,
@@ -61,6 +64,7 @@ EVERYWHERE = (
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
     *LOCAL_PARTS,
+    *SEVERAL_INNER,
     *SHARDED_LOCAL,
     *RELIABILITY,
     *WEIGHTS,

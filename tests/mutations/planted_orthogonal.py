@@ -20,8 +20,8 @@ ORTHOGONAL = (
     Mutation(
         "orthogonal: signs are orthogonalized, in place of directions",
         FILE,
-        "directions = [orthogonalize(c[0])]",
-        "directions = [orthogonalize(c[0].sign())]",
+        "return [orthogonalize(matrix) for matrix in matrices]",
+        "return [orthogonalize(matrix.sign()) for matrix in matrices]",
         (BITS,),
     ),
     Mutation(
@@ -39,10 +39,11 @@ ORTHOGONAL = (
         (BITS,),
     ),
     Mutation(
-        "orthogonal: a CPU batches the matrices of one shape",
+        "orthogonal: products on a CPU are batched, and round as the bucket is large",
         FILE,
-        'key = index if param.device.type == "cpu" else matrix_shape(param.shape)',
-        "key = matrix_shape(param.shape)",
+        "whole = orthogonalize_batch(directions, shapes[batch[0]])",
+        "many = [c.view(shapes[batch[0]]) for c in directions * len(chosen)]\n"
+        "        whole = list(orthogonalize(torch.stack(many)))[: len(batch)]",
         (COMPANY,),
     ),
     Mutation(
@@ -79,8 +80,8 @@ ORTHOGONAL = (
     Mutation(
         "orthogonal: diagnoses look at directions before",
         "options/diagnostics.py",
-        "[voted] = orthogonalize_directions(kernels, [segment])",
-        "voted = segment",
+        "[voted] = orthogonalize_directions(kernels, [given])",
+        "voted = given",
         (
             "options/test_diagnostics.py::"
             "test_agreement_on_a_matrix_is_that_of_orthogonalized_directions",
@@ -89,8 +90,8 @@ ORTHOGONAL = (
     Mutation(
         "orthogonal: a matrix that is not finite votes",
         FILE,
-        "c.masked_fill_(~finite, math.nan).view(shape)",
-        "c.nan_to_num_().view(shape)",
+        "return c.masked_fill_(~finite, math.nan)",
+        "return c.nan_to_num_()",
         (
             "distributed/test_orthogonal_options.py::"
             "test_virtual_workers_have_the_bits_of_a_plain_loop[abstains]",

@@ -18,10 +18,19 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from drawn import make_params, set_grads
-from local_runs import EVERY, SHAPES, STEPS, are_equal, make_adamw, make_lion, make_sgd, train
+from local_runs import (
+    EVERY,
+    INNERS,
+    SHAPES,
+    STEPS,
+    are_equal,
+    make_adamw,
+    make_sgd,
+    step_inner,
+    train,
+)
 
 LION = {"outer": "lion", "outer_lr": 1e-2}
-INNERS = {"adamw": make_adamw, "sgd": make_sgd, "lion": make_lion}
 each_inner = pytest.mark.parametrize("make_inner", INNERS.values(), ids=INNERS)
 
 
@@ -42,7 +51,7 @@ def test_a_plain_outer_step_of_one_worker_is_the_inner_optimizer(
     inner = make_inner(expected.values())
     for step in range(STEPS):
         set_grads(expected.values(), 0, step)
-        inner.step()
+        step_inner(inner)
     assert are_equal(params.values(), expected.values())
     assert (optimizer.local_step, optimizer.committed_step) == (STEPS, STEPS // EVERY)
 
@@ -138,7 +147,7 @@ def test_a_gradient_scaler_unscales_and_leaves_out_what_overflows(make_inner: An
             params["p1"].grad[0] = torch.inf  # type: ignore[index]
         else:
             set_grads(expected.values(), 0, step)
-            inner.step()
+            step_inner(inner)
         scaler.step(optimizer)
         scaler.update()
     assert are_equal(params.values(), expected.values())
@@ -160,10 +169,11 @@ def test_what_was_unscaled_to_be_clipped_is_not_unscaled_again() -> None:
     assert torch.allclose(before - params["p1"].detach(), torch.full((5,), 1e-2 / 5**0.5))
 
 
+@each_inner
 @pytest.mark.parametrize("outer", [{}, {"outer_momentum": 0.9}, LION])
 @pytest.mark.parametrize("at", [4, 6])
-def test_a_state_goes_on_to_the_same_bits(outer: dict[str, Any], at: int) -> None:
-    optimizer, params = make(make_adamw, **outer)
+def test_a_state_goes_on_to_the_same_bits(make_inner: Any, outer: dict[str, Any], at: int) -> None:
+    optimizer, params = make(make_inner, **outer)
     train(optimizer, params.values(), 0, 0, at)
     file = io.BytesIO()
     torch.save((optimizer.state_dict(), [*params.values()]), file)
@@ -171,7 +181,7 @@ def test_a_state_goes_on_to_the_same_bits(outer: dict[str, Any], at: int) -> Non
     state, weights = torch.load(file, weights_only=True)
     train(optimizer, params.values(), 0, at, STEPS)
 
-    resumed, others = make(make_adamw, **outer)
+    resumed, others = make(make_inner, **outer)
     with torch.no_grad():
         for param, weight in zip(others.values(), weights, strict=True):
             param.copy_(weight)

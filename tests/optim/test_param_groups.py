@@ -304,8 +304,6 @@ def test_what_orthogonalized_votes_do_not_go_with_is_refused() -> None:
         distlion.DistributedLion([{**group, "cautious": True}])
     with pytest.raises(errors.InvalidArgumentError, match="signs of gradients"):
         distlion.DistributedLion([{**group, "aggregation": distlion.MaskedVote()}])
-    with pytest.raises(errors.UnsupportedTypeError, match="pieces of each matrix"):
-        distlion.DistributedLion([group], nodes=distlion.Nodes(ranks_per_node=2))
     with pytest.raises(errors.UnsupportedTypeError, match="expected True or False"):
         distlion.Lion([{**group, "orthogonalize": 1}])
 

@@ -14,19 +14,18 @@ from distlion.errors import InvalidArgumentError, NonFiniteError
 from drawn import make_params, set_grads
 from local_runs import (
     EVERY,
+    INNERS,
     SHAPES,
     STEPS,
     MakeInner,
     PlainRun,
     are_equal,
     make_adamw,
-    make_lion,
     make_sgd,
     train_virtually,
 )
 
 N_WORKERS = 3
-INNERS = {"adamw": make_adamw, "sgd": make_sgd, "lion": make_lion}
 OUTERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "rate": {"lr": 0.7},

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, Progress, VotingBase, check_schedule
+from distlion.optim import (
+    InnerOptimizers,
+    LocalSteps,
+    Progress,
+    VotingBase,
+    check_owners,
+    check_schedule,
+)
 
 LOCAL = "local"
 """Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
@@ -40,6 +47,8 @@ def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
     kept: list[Any] = [votes.param_groups]
     if local is not None:
         kept += [vars(local), vars(local.inner), local.outer_optimizer.outer_momentum.buffers]
+        if isinstance(local.inner, InnerOptimizers):
+            kept += [vars(each) for each in local.inner.optimizers]
     return kept
 
 
@@ -200,6 +209,7 @@ def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
             "the outer momentum that was saved does not fit this optimizer's. Expected the same "
             "outer step. Make the optimizer with the saved outer_momentum"
         )
+    check_owners(local.inner, saved["groups"])
     present = [len(group["params"]) for group in local.param_groups]
     then = [len(group["params"]) for group in saved["groups"]]
     if then != present:

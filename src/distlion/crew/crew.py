@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed import DistError
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from distlion.crew.admission import ask
 from distlion.crew.carried import Carried, CarriedState
@@ -36,6 +36,7 @@ from distlion.crew.optimizer import CrewLion
 from distlion.crew.patience import Patience
 from distlion.crew.rendezvous import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, TooFewError
 from distlion.errors import CrewError, InvalidArgumentError
+from distlion.optim import Inner
 from distlion.options import Newcomers, Settings, check_newcomers
 from distlion.step import check_positive
 
@@ -207,7 +208,7 @@ class Crew:
 
     def local_steps(
         self,
-        inner: Optimizer,
+        inner: Inner,
         *,
         carry: Mapping[str, Carried] | None = None,
         buffers: Iterable[Tensor] = (),

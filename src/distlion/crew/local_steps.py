@@ -15,7 +15,7 @@ from distlion.crew.epoch import Epoch
 from distlion.crew.groups import check_groups, describe_groups, take_groups
 from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
 from distlion.errors import InvalidArgumentError
-from distlion.optim import CommonPoint, LocalSteps, LocalVotes, Schedule
+from distlion.optim import CommonPoint, Inner, LocalSteps, LocalVotes, Schedule
 
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew
@@ -209,7 +209,7 @@ class CrewLocalSteps(LocalSteps):
     _votes: CrewVotes
 
     def __init__(
-        self, crew: Crew, inner: Optimizer, *, buffers: Iterable[Tensor] = (), **options: Any
+        self, crew: Crew, inner: Inner, *, buffers: Iterable[Tensor] = (), **options: Any
     ) -> None:
         # Not an attribute: a load that fails restores everything reachable from attributes.
         self._open_votes = partial(CrewVotes, crew, buffers)  # type: ignore[method-assign]

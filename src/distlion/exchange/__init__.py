@@ -17,11 +17,12 @@ from distlion.exchange.frame import (
     PROTOCOL_VERSION,
     Chunk,
     ChunkKind,
+    Chunks,
     Header,
     read_chunks,
     write_chunk,
 )
-from distlion.exchange.node_frames import NodeFrames, gather_flags, share_verdict
+from distlion.exchange.node_frames import NodeFrames, gather_flags, share_verdict, swap_payloads
 from distlion.exchange.numbers import (
     gather_numbers,
     gather_sample,
@@ -50,6 +51,7 @@ __all__ = [
     "Ballot",
     "Chunk",
     "ChunkKind",
+    "Chunks",
     "Cost",
     "Exchange",
     "Exchanging",
@@ -73,6 +75,7 @@ __all__ = [
     "plan_sample",
     "read_chunks",
     "share_verdict",
+    "swap_payloads",
     "with_error",
     "with_error_of",
     "with_verdict",

@@ -93,6 +93,8 @@ class ChunkKind(IntEnum):
     """A rank's findings from its peers, to the other ranks of its worker."""
     SUM = 9
     """The headers of some workers' votes, and the sum of these votes."""
+    DIRECTION = 10
+    """Pieces of matrices, to and from the rank of a worker that orthogonalizes them."""
 
 
 WORST_STATUS = int(max(Status))

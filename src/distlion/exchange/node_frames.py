@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distlion.exchange.base import Reply
+from distlion import faults
+from distlion.exchange.base import Reply, fire_framed
 from distlion.exchange.frame import ChunkKind, Chunks, Header, read_chunks, write_chunk
 from distlion.exchange.verdict import (
     Verdict,
@@ -66,16 +67,8 @@ class NodeFrames:
         Returns:
             The header, with the worst error found, and the received gradients.
         """
-        chunk_shape = self.shape.gradients
-        chunks = self.link.empty(self.link.n_members, chunk_shape.n_bytes)
-        sent = replace(
-            header, kind=ChunkKind.GRADIENT, sender=self.link.rank, grad_scale=grad_scale
-        )
-        for chunk, payload in zip(chunks, payloads, strict=True):
-            write_chunk(self.link.kernels, chunk, chunk_shape, sent, present, payload)
-        received = torch.empty_like(chunks)
-        self.link.all_to_all(received, chunks, step=header.step).wait()
-        read = read_chunks(self.link.kernels, received, chunk_shape, sent)
+        sent = replace(header, kind=ChunkKind.GRADIENT, grad_scale=grad_scale)
+        read = swap_payloads(self.link, self.shape.gradients, sent, present, payloads)
         header = find_errors(read, header, self.link.ranks)
         return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
 
@@ -111,6 +104,29 @@ class NodeFrames:
         return worst_of(
             [decode_verdict(part.header, part.payload) for part in read if part is not None]
         )
+
+
+def swap_payloads(
+    link: Transport, shape: ChunkShape, header: Header, present: Tensor, payloads: Iterable[Tensor]
+) -> Chunks:
+    """Send each rank of a worker a payload of its own, and receive one from each.
+
+    Args:
+        link: The link between these ranks.
+        shape: Sizes of the chunks.
+        header: This rank's header, with their kind.
+        present: (n_params,) bool on the CPU, the same for all ranks.
+        payloads: For each rank, (payload_bytes,) uint8; one at a time is held.
+    """
+    chunks = link.empty(link.n_members, shape.n_bytes)
+    sent = replace(header, sender=link.rank)
+    for chunk, payload in zip(chunks, payloads, strict=True):
+        write_chunk(link.kernels, chunk, shape, sent, present, payload)
+    if faults.armed and header.kind is ChunkKind.DIRECTION:
+        fire_framed(link, header, chunks)
+    received = torch.empty_like(chunks)
+    link.all_to_all(received, chunks, step=header.step).wait()
+    return read_chunks(link.kernels, received, shape, sent)
 
 
 def gather_flags(link: Transport, flags: Tensor, header: Header) -> tuple[Header, Tensor]:

@@ -16,8 +16,12 @@ from distlion.kernels.dispatch import check_denormals, choose_kernels
 from distlion.kernels.feedback import FLOAT_PLANES, count_estimates, tree_mean
 from distlion.kernels.lots import encode_lots, read_directions
 from distlion.kernels.orthogonal import (
+    compute_direction,
+    give_direction,
+    list_batches,
     matrix_shape,
     orthogonalize,
+    orthogonalize_batch,
     orthogonalize_directions,
     step_alone_orthogonal,
 )
@@ -41,10 +45,14 @@ __all__ = [
     "add_sums",
     "check_denormals",
     "choose_kernels",
+    "compute_direction",
     "count_estimates",
     "encode_lots",
+    "give_direction",
+    "list_batches",
     "matrix_shape",
     "orthogonalize",
+    "orthogonalize_batch",
     "orthogonalize_directions",
     "read_directions",
     "settle_sum",

@@ -70,12 +70,8 @@ def orthogonalize_directions(kernels: Kernels, segments: Sequence[Segment]) -> S
 
     Returns:
         Segments to encode, and only that. One with ``coefficients.orthogonalize`` has the
-        orthogonalized direction C for gradient and momentum, and betas of 0: ops find
-        c = m' = C in it, exactly. C is NaN where gradient, direction or new momentum is not finite.
-
-    Notes:
-        On a CPU each matrix has a product of its own in float32, so that its bits do not depend on
-        the bucket; on a GPU matrices of one shape share batched products in bfloat16.
+        orthogonalized direction C, as ``give_direction`` makes it. C is NaN where gradient,
+        direction or new momentum is not finite.
     """
     chosen = [
         index
@@ -85,13 +81,72 @@ def orthogonalize_directions(kernels: Kernels, segments: Sequence[Segment]) -> S
     if not chosen:
         return segments
     replaced = list(segments)
-    for batch in _batch(segments, chosen):
-        c = [_read_direction(kernels, segments[index]) for index in batch]
-        is_host = c[0].device.type == "cpu"
-        directions = [orthogonalize(c[0])] if is_host else orthogonalize(torch.stack(c).bfloat16())
-        for index, direction in zip(batch, directions, strict=True):
-            replaced[index] = _give_direction(segments[index], direction.float())
+    shapes = [matrix_shape(segments[index].param.shape) for index in chosen]
+    for batch in list_batches(shapes, segments[chosen[0]].param.device):
+        indices = [chosen[each] for each in batch]
+        directions = [compute_direction(kernels, segments[index]) for index in indices]
+        whole = orthogonalize_batch(directions, shapes[batch[0]])
+        for index, direction in zip(indices, whole, strict=True):
+            replaced[index] = give_direction(segments[index], direction)
     return replaced
+
+
+def list_batches(shapes: Sequence[tuple[int, int] | None], device: torch.device) -> list[list[int]]:
+    """List the matrices that are multiplied together, by their numbers.
+
+    On a CPU each matrix has a product of its own in float32, so that its bits do not depend on the
+    bucket; on a GPU matrices of one shape share batched products in bfloat16.
+    """
+    if device.type == "cpu":
+        return [[number] for number in range(len(shapes))]
+    batches: dict[object, list[int]] = {}
+    for number, shape in enumerate(shapes):
+        batches.setdefault(shape, []).append(number)
+    return list(batches.values())
+
+
+def orthogonalize_batch(
+    directions: Sequence[Tensor], shape: tuple[int, int] | None
+) -> Sequence[Tensor]:
+    """Orthogonalize one batch of ``list_batches``.
+
+    Args:
+        directions: Directions on one device, as many elements as ``shape`` has.
+        shape: (rows, columns) of each; not None, as the optimizer checked its parameters.
+
+    Returns:
+        For each C, (rows, columns): float32 on a CPU and bfloat16 on a GPU.
+    """
+    assert shape is not None
+    matrices = [direction.view(shape) for direction in directions]
+    if matrices[0].device.type == "cpu":
+        return [orthogonalize(matrix) for matrix in matrices]
+    return list(orthogonalize(torch.stack(matrices).bfloat16()))
+
+
+def compute_direction(kernels: Kernels, segment: Segment) -> Tensor:
+    """Compute c, (n,) float32; NaN where gradient, c or new momentum is not finite anywhere."""
+    out = _make_packed(segment, planes=FLOAT_PLANES)
+    alone = segment._replace(slot=segment.slot._replace(bucket_word=0))
+    finite = kernels.encode_directions([alone], dtype=torch.float32, out=out)
+    c = out.view(-1).view(torch.float32)[: segment.slot.n_elements]
+    return c.masked_fill_(~finite, math.nan)
+
+
+def give_direction(segment: Segment, direction: Tensor) -> Segment:
+    """Make a segment to encode in place of another one, whose direction is given.
+
+    Args:
+        segment: A parameter, or a piece of one.
+        direction: C, as many elements, of any shape and dtype.
+
+    Returns:
+        A segment with C in float32 for gradient and momentum, and betas of 0: ops find c = m' = C
+        in it, exactly.
+    """
+    given = direction.float().reshape(segment.param.shape).contiguous()
+    plain = Coefficients(beta1=0.0, beta2=0.0, lr=0.0, weight_decay=0.0)
+    return Segment(segment.slot, given, given, given, plain)
 
 
 def step_alone_orthogonal(
@@ -114,37 +169,8 @@ def step_alone_orthogonal(
         kernels.commit(own, [1], signs, reply_format=ReplyFormat.TERNARY, rounding=rounding)
 
 
-def _batch(segments: Sequence[Segment], chosen: Sequence[int]) -> list[list[int]]:
-    """Group segments whose matrices are multiplied together."""
-    batches: dict[object, list[int]] = {}
-    for index in chosen:
-        param = segments[index].param
-        # Products of a batch would round as the batch is large.
-        key = index if param.device.type == "cpu" else matrix_shape(param.shape)
-        batches.setdefault(key, []).append(index)
-    return list(batches.values())
-
-
-def _read_direction(kernels: Kernels, segment: Segment) -> Tensor:
-    """Compute c as a matrix in float32; NaN where it or the new momentum is not finite."""
-    shape = matrix_shape(segment.param.shape)
-    assert shape is not None  # checked when the optimizer took the parameter
-    out = _make_packed(segment, planes=FLOAT_PLANES)
-    alone = segment._replace(slot=segment.slot._replace(bucket_word=0))
-    finite = kernels.encode_directions([alone], dtype=torch.float32, out=out)
-    c = out.view(-1).view(torch.float32)[: segment.slot.n_elements]
-    return c.masked_fill_(~finite, math.nan).view(shape)
-
-
 def _make_packed(segment: Segment, *, planes: int) -> Tensor:
     """Make a packed tensor for one segment, which begins with it."""
     n_blocks = -(-segment.slot.n_words // BLOCK_WORDS)
     shape = n_blocks, planes, BLOCK_WORDS
     return torch.empty(shape, dtype=torch.int64, device=segment.param.device)
-
-
-def _give_direction(segment: Segment, direction: Tensor) -> Segment:
-    """Make a segment whose direction is given, as ops take gradient and momentum."""
-    given = direction.reshape(segment.param.shape).contiguous()
-    plain = Coefficients(beta1=0.0, beta2=0.0, lr=0.0, weight_decay=0.0)
-    return Segment(segment.slot, given, given, given, plain)

@@ -1,9 +1,10 @@
 """The optimizers that a user constructs: Lion, alone and with workers that vote."""
 
-from distlion.optim.around import check_inner
+from distlion.optim.around import Inner, check_inner
 from distlion.optim.base import VotingBase, expect_all_saved, read_state
 from distlion.optim.common_point import CommonPoint, copy_to_common, find_delta
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.optim.inner_optimizers import InnerOptimizers, check_owners
 from distlion.optim.inner_state import find_broken, reset_broken
 from distlion.optim.late_vote import move_on
 from distlion.optim.lion import Lion
@@ -28,6 +29,8 @@ __all__ = [
     "CommonPoint",
     "Diagnosis",
     "DistributedLion",
+    "Inner",
+    "InnerOptimizers",
     "Lion",
     "LocalSteps",
     "LocalVotes",
@@ -42,6 +45,7 @@ __all__ = [
     "check_delay",
     "check_every_steps",
     "check_inner",
+    "check_owners",
     "check_schedule",
     "copy_to_common",
     "describe_groups",

@@ -222,20 +222,28 @@ def _list_dtypes() -> str:
     return "one of " + ", ".join(str(dtype) for dtype in PARAM_DTYPES)
 
 
-def check_matrices(group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
-    """Check that an orthogonalized param group holds whole weight matrices.
+def check_matrices(
+    group: Mapping[str, Any], names: Mapping[Tensor, str], *, takes_shards: bool
+) -> None:
+    """Check that an orthogonalized param group holds weight matrices.
+
+    Args:
+        group: The param group.
+        names: Names of its parameters.
+        takes_shards: Whether DTensors can be made whole in a step.
 
     Raises:
         InvalidArgumentError: A parameter has fewer than two dims, or one row or column.
-        UnsupportedTypeError: One is sharded.
+        UnsupportedTypeError: One is a DTensor, and those cannot be made whole.
     """
     if not group.get("orthogonalize", False):
         return
     for param in group["params"]:
-        if is_dtensor(param):
+        if is_dtensor(param) and not takes_shards:
             raise UnsupportedTypeError(
                 f"orthogonalize=True and {names[param]}, a DTensor, of which this rank holds a "
-                "shard. Expected whole matrices. Leave orthogonalize out for sharded parameters"
+                "shard. Expected whole matrices here. Use DistributedLion, which makes matrices of "
+                'shards whole, on a mesh of ("replicate", "shard"); replicate is 1 for one worker'
             )
         if matrix_shape(param.shape) is None:
             raise InvalidArgumentError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, SupportsIndex
 
@@ -10,27 +10,29 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import UnsupportedTypeError
 from distlion.optim.base import VotingBase
+from distlion.optim.inner_optimizers import InnerOptimizers
+
+Inner = Optimizer | Sequence[Optimizer]
+"""An inner optimizer, or several that share no parameter."""
 
 
 class AroundInner(Optimizer):
     """Share ``param_groups`` and ``state`` with an inner optimizer, which may replace them.
 
     Args:
-        inner: Optimizer that takes steps without other workers.
+        inner: Optimizer that takes steps without other workers, or several.
 
     Raises:
         UnsupportedTypeError: It is not an optimizer, or its steps communicate.
+        InvalidArgumentError: Two of several share a parameter.
     """
 
     _is_set_up = False
 
-    def __init__(self, inner: Optimizer) -> None:
+    def __init__(self, inner: Inner) -> None:
         self._inner = check_inner(inner)
-        groups, state = inner.param_groups, inner.state
-        try:  # torch sets up hooks and defaults of this optimizer, over the inner one's groups
-            super().__init__(groups, inner.defaults)
-        finally:
-            inner.param_groups, inner.state = groups, state
+        # torch sets up the hooks and defaults of this one; groups and state stay the inner's.
+        super().__init__(self._inner.param_groups, self._inner.defaults)
         self._is_set_up = True
 
     @property
@@ -40,7 +42,8 @@ class AroundInner(Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._inner.param_groups = groups
+        if self._is_set_up:
+            self._inner.param_groups = groups
 
     @property
     def state(self) -> Any:
@@ -49,11 +52,12 @@ class AroundInner(Optimizer):
 
     @state.setter
     def state(self, state: Any) -> None:
-        self._inner.state = state
+        if self._is_set_up:
+            self._inner.state = state
 
     @property
     def inner(self) -> Optimizer:
-        """The optimizer that takes the local steps."""
+        """The optimizer that takes the local steps; several are one, with ``optimizers``."""
         return self._inner
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -87,14 +91,21 @@ def undoing_groups(inner: Optimizer) -> Iterator[None]:
 
 
 def check_inner(inner: object) -> Optimizer:
-    """Return the optimizer that takes the local steps.
+    """Return the optimizer that takes the local steps, made of all if there are several.
 
     Raises:
         UnsupportedTypeError: It is not an optimizer, or its workers communicate in each step.
+        InvalidArgumentError: A list is empty, or two of its optimizers share a parameter.
     """
+    if isinstance(inner, list | tuple):
+        return InnerOptimizers([_check_alone(each) for each in inner])
+    return _check_alone(inner)
+
+
+def _check_alone(inner: object) -> Optimizer:
     if isinstance(inner, VotingBase | AroundInner) or not isinstance(inner, Optimizer):
         raise UnsupportedTypeError(
             f"inner is a {type(inner).__name__}; expected an optimizer of torch.optim, or Lion, "
-            "that takes steps without other workers"
+            "that takes steps without other workers, or a list of such"
         )
     return inner

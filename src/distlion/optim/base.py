@@ -105,7 +105,7 @@ class LionBase(Optimizer):
         labels, params = settle_names(group, len(self.param_groups), has_names=self._has_names)
         check_params(params, labels, known=self._param_names())
         names = dict(zip(params, labels, strict=True))
-        check_matrices({**self.defaults, **group, "params": params}, names)
+        self._check_matrices({**self.defaults, **group, "params": params}, names)
         check_denormals({param.device for param in params})
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
@@ -146,6 +146,9 @@ class LionBase(Optimizer):
         """Check the hyperparameters of a group."""
         check_hyperparameters(group)
 
+    def _check_matrices(self, group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+        check_matrices(group, names, takes_shards=self._pieces.makes_whole)
+
     def _all_params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
@@ -161,7 +164,7 @@ class LionBase(Optimizer):
         """Place trained parameters in group order; one frozen since keeps its place and coins."""
         names = self._param_names()
         for group in self.param_groups:
-            check_matrices(group, names)
+            self._check_matrices(group, names)
         found = [
             (param, number, self._makes.setdefault(param, Make.of(param)))
             for number, group in enumerate(self.param_groups)
@@ -189,6 +192,7 @@ class LionBase(Optimizer):
                 self._pieces.part,
                 is_sharded=is_dtensor(param),
                 copies=self._pieces.find_copies(param),
+                orthogonalizes=self.param_groups[number].get("orthogonalize", False),
             )
             for position, (param, number, make) in enumerate(found)
         ]
@@ -257,7 +261,7 @@ class LionBase(Optimizer):
         names = self._param_names()
         for group, saved in zip(self.param_groups, filled["param_groups"], strict=True):
             try:
-                check_matrices({**saved, "params": group["params"]}, names)
+                self._check_matrices({**saved, "params": group["params"]}, names)
             except (InvalidArgumentError, UnsupportedTypeError) as error:
                 raise CheckpointError(f"the saved state does not fit: {error}") from error
         return filled
@@ -365,11 +369,6 @@ class VotingBase(LionBase):
             takes_scales=self._takes_scales,
             orthogonalizes=group.get("orthogonalize", False),
         )
-        if group.get("orthogonalize", False) and self._settings.nodes is not None:
-            raise UnsupportedTypeError(
-                f"orthogonalize=True and nodes={self._settings.nodes!r}, whose ranks hold pieces "
-                "of each matrix. Expected whole matrices. Leave one of them out"
-            )
         self._settings.check_rule(group["aggregation"])
         check_step(group)
 

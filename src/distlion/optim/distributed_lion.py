@@ -261,14 +261,14 @@ class DistributedLion(VotingBase):
     def _gather_inputs(self) -> StepInputs:
         """Gather the inputs that buckets share; other workers hear of errors too."""
         session, groups, problem, is_excluded = self._session, self.param_groups, None, False
-        ranks, settings = session.ranks, self._settings
+        ranks, settings, follow_up = session.ranks, self._settings, session.follow_up
         toggled = session.fingerprint.list_toggled(groups)
         try:
             if toggled:
                 session.fingerprint.check_groups(groups)
             self._known_step = read_step(groups)
             numbers = read_groups(self)
-            is_excluded = session.follow_up is not None and session.follow_up.excludes_this_worker
+            is_excluded = follow_up is not None and follow_up.excludes_this_worker
         except Exception as error:  # noqa: BLE001
             numbers, problem = GroupNumbers(groups, [], found_inf=False), error
         digest = session.fingerprint.digest(describe_hyperparameters(numbers.groups), toggled)
@@ -284,6 +284,7 @@ class DistributedLion(VotingBase):
             wants_digest=session.gradients.steps_left > 0,
             note_norm=session.note_norm,
             after_encode=partial(self._fire, "after_encode", coins.step),
+            keeps_directions=follow_up is not None and follow_up.examines(coins.step),
             is_excluded=is_excluded,
         )
         return inputs if problem is None else inputs.refused(problem)

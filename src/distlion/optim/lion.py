@@ -34,8 +34,8 @@ class Lion(LionBase):
         params: Parameters, (name, parameter) pairs, or groups, as for every torch optimizer;
             float32, bfloat16 or float16, plain tensors or FSDP2's DTensors. Frozen ones are
             skipped. One that is frozen later moves while it has a gradient, as under torch's
-            optimizers: clear it when you freeze. Groups may have ``orthogonalize=True``, see
-            ``group_params``.
+            optimizers: clear it when you freeze. Groups of plain tensors may have
+            ``orthogonalize=True``, see ``group_params``.
         lr: Learning rate, 0 or more; start at half of AdamW's.
         betas: (beta1, beta2), each in [0, 1). beta1 == beta2 is Signum, (0, 0) is signSGD. Lion's
             paper has (0.9, 0.99), which is worse in short runs and usually takes a lower ``lr``.

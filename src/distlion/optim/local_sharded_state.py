@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError, UnsupportedTypeError
 from distlion.optim.arguments import label_params
+from distlion.optim.inner_optimizers import check_owners
 from distlion.optim.inner_shards import KINDS_KEY, PRESENT_KEY, InnerShards
 from distlion.optim.local_state import CALL, LOCAL_KEY, check_schedule, list_marks
 from distlion.optim.local_votes import LocalVotes, Progress
@@ -222,6 +223,7 @@ class _Saved:
         """
         groups, names = state_dict["param_groups"], label_params(inner.param_groups)
         check_division(groups, inner.param_groups)
+        check_owners(inner, groups)
         numbers = _read_numbers(groups, votes)
         bare = [{key: group[key] for key in group if key != LOCAL_KEY} for group in groups]
         saved = cls(votes, numbers, bare)

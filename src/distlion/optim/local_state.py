@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError
 from distlion.optim.base import read_state
+from distlion.optim.inner_optimizers import check_owners
 from distlion.optim.local_arguments import Schedule
 from distlion.optim.local_votes import LocalVotes, Progress
 from distlion.optim.saved_state import reading_state, restoring
@@ -85,6 +86,7 @@ def load_local_state(
         try:
             with reading_state():
                 own = _find_own(state_dict, inner, votes)
+                check_owners(inner, state_dict["param_groups"])
                 if own is not None:
                     progress = _parse(own, votes)
                     said = progress.describe()

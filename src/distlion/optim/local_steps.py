@@ -9,12 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.optim.optimizer import Optimizer
 
 from distlion.aggregation import Aggregation
 from distlion.errors import CheckpointError
 from distlion.exchange import Exchange
-from distlion.optim.around import AroundInner
+from distlion.optim.around import AroundInner, Inner
 from distlion.optim.common_point import CommonPoint
 from distlion.optim.inner_step import do_inner_step, is_creating_state
 from distlion.optim.local_arguments import Schedule
@@ -48,7 +47,8 @@ class LocalSteps(AroundInner):
 
     Args:
         inner: Any optimizer of torch, or ``Lion``, over this worker's parameters, in the same order
-            on all workers. The first rank's values overwrite all.
+            on all workers. The first rank's values overwrite all. A list of optimizers, each with
+            its own parameters: Muon for matrices beside AdamW for all others.
         every: H, steps from one vote to the next, 1 or more.
         delay: Steps after which the result of a vote is taken, less than ``every / parts``. The
             vote travels on a thread of its own meanwhile; the worker keeps its moves since it
@@ -109,7 +109,7 @@ class LocalSteps(AroundInner):
 
     def __init__(
         self,
-        inner: Optimizer,
+        inner: Inner,
         *,
         every: int = 8,
         delay: int = 0,
@@ -140,7 +140,7 @@ class LocalSteps(AroundInner):
             kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
         )
         self._votes = self._open_votes(
-            inner,
+            self._inner,
             Schedule(every, delay, parts),
             step,
             aggregation,
@@ -304,13 +304,12 @@ class LocalSteps(AroundInner):
 
         Raises:
             InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed. Where
-                one worker or its inner optimizer refuses the group, all raise.
+                one worker or its inner optimizer refuses the group, all raise. Several inner
+                optimizers refuse every group.
             StepError: As ``step()``, from a late vote, which is taken first; nothing was added.
         """
-        if not self._is_set_up:
-            super().add_param_group(param_group)
-            return
-        self._votes.add_group(param_group)
+        if self._is_set_up:
+            self._votes.add_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state: the inner optimizer's, and under "local_steps" all else.

@@ -56,6 +56,8 @@ def group_params(
         UnsupportedTypeError: The model is no ``nn.Module``.
 
     Notes:
+        Call it after ``fully_shard``, which replaces parameters.
+
         A hidden matrix is a weight of a linear layer or convolution with at least two rows and
         columns. Embeddings, a head, weights that are tied to one of them, low-rank adapters (LoRA),
         and raw parameters, such as a table of positions or a stack of experts, are not.

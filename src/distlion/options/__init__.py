@@ -12,6 +12,7 @@ from distlion.options.clipping import (
 from distlion.options.diagnostics import Diagnosis, Examiner
 from distlion.options.exclusion import AGREEMENT_KEY, export_agreement, is_agreement
 from distlion.options.follow_up import FollowUp, describe_kept
+from distlion.options.matrix_cuts import find_matrices
 from distlion.options.momentum_stage import (
     SELECTED_KEY,
     MomentumStage,
@@ -57,6 +58,7 @@ __all__ = [
     "describe_kept",
     "export_agreement",
     "fill_selection",
+    "find_matrices",
     "find_sharding",
     "is_agreement",
     "make_clip_alone",

@@ -158,11 +158,14 @@ class Examiner:
         voting = [param.position for param in self._params if param.turn == turn]
         return plan_sample(2 * sum(len(self._sample[at]) for at in voting), len(self._voters))
 
-    def list_numbers(self, segments: Mapping[int, Segment]) -> list[float]:
+    def list_numbers(
+        self, segments: Mapping[int, Segment], encoded: Mapping[int, Segment] | None = None
+    ) -> list[float]:
         """List a worker's directions and momenta at the sample, before the commit.
 
         Args:
             segments: Segments by position. Without a gradient, directions are ``ABSENT``.
+            encoded: Those that were encoded in their place, where matrices were made whole.
         """
         numbers: list[Tensor] = []
         for position, segment in sorted(segments.items()):
@@ -173,7 +176,8 @@ class Examiner:
             else:
                 # The same segment, but for a matrix whose direction is orthogonalized.
                 kernels = choose_kernels(segment.param.device)
-                [voted] = orthogonalize_directions(kernels, [segment])
+                given = segment if encoded is None else encoded.get(position, segment)
+                [voted] = orthogonalize_directions(kernels, [given])
                 assert voted.grad is not None
                 hyper = voted.coefficients
                 g = voted.grad.view(-1)[index].double() * hyper.grad_scale

@@ -118,6 +118,10 @@ class FollowUp:
         """True if this worker's next votes do not count."""
         return self._examiner is not None and self._examiner.excludes(self._voter)
 
+    def examines(self, step: int) -> bool:
+        """Return whether a step is due for a diagnosis."""
+        return self._examiner is not None and self._examiner.is_due(step)
+
     @property
     def diagnoses(self) -> list[Diagnosis]:
         """The diagnoses so far, the oldest first."""
@@ -156,7 +160,8 @@ class FollowUp:
         samples = None
         if self._examiner is not None and self._examiner.is_due(header.step):
             numbers = self._examiner.list_numbers(
-                {position: segment for position, (segment, _) in segments.items()}
+                {position: segment for position, (segment, _) in segments.items()},
+                _list_encoded(votes),
             )
             header, samples = gather_sample(link, inside, numbers, header)
 
@@ -221,3 +226,12 @@ def _list_segments(votes: Sequence[CastVote]) -> dict[int, tuple[Segment, Kernel
         for index, param in enumerate(route.own):
             listed[param.position] = (segments[index], route.kernels)
     return listed
+
+
+def _list_encoded(votes: Sequence[CastVote]) -> dict[int, Segment]:
+    """List by position the segments that were encoded, where matrices were made whole."""
+    return {
+        param.position: segment
+        for vote in votes
+        for param, segment in zip(vote.draft.route.own, vote.draft.directions or (), strict=False)
+    }

@@ -14,7 +14,7 @@ from distlion.exchange import Exchanging, Header, NodeFrames, Reply, gather_flag
 from distlion.failures import Status
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket, shape_node
-from distlion.step import FlatRoute, VotingParam
+from distlion.step import CutMatrices, FlatRoute, VotingParam
 from distlion.transport import ByteCount, Transport
 from distlion.vote import ParameterReply
 
@@ -32,12 +32,14 @@ class NodeRoute:
         parts: For each rank of the node, the route of the pieces that it votes for, which may be
             empty.
         link: The link between the ranks of this node.
+        matrices: The matrices to orthogonalize among the parameters; None for none.
     """
 
     bucket: Bucket
     params: tuple[VotingParam, ...]
     parts: tuple[FlatRoute, ...]
     link: Transport
+    matrices: CutMatrices | None = None
 
     @cached_property
     def frames(self) -> NodeFrames:

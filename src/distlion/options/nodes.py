@@ -88,6 +88,9 @@ class NodePieces:
         part: Number of this rank in its node.
     """
 
+    makes_whole = False
+    """False, as no parameter is a DTensor; pieces of a node are made whole in its route."""
+
     def __init__(self, size: int, part: int) -> None:
         self.part = part
         self._size = size

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distlion.layout import WORD_ELEMENTS, Slot
 from distlion.options.sharding import Sharding
-from distlion.step import ALONE, Copies, is_dtensor, local_tensor
+from distlion.step import ALONE, Box, Copies, is_dtensor, local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -24,6 +24,8 @@ class OwnShards:
     """
 
     part = 0
+    makes_whole = False
+    """Whether other ranks' shards can be had in a step, as an orthogonalized matrix needs them."""
 
     def cut(self, param: Tensor) -> None:
         """Do nothing, as a DTensor is already cut."""
@@ -98,6 +100,8 @@ class ShardPieces(OwnShards):
     Args:
         sharding: The sharding of the parameters.
     """
+
+    makes_whole = True
 
     def __init__(self, sharding: Sharding) -> None:
         self._sharding = sharding
@@ -263,6 +267,12 @@ class ShardPieces(OwnShards):
             return self._sharding.state_meshes[mesh], [Shard(0), *moved]
         moved[dim] = Shard(0)
         return mesh, moved
+
+
+def locate_shard(param: Tensor) -> Box:
+    """Return the place of this rank's shard in a DTensor: (start, stop) in each dim."""
+    shape, offset = _find_offset(param)
+    return tuple((start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def _cut_shard(param: Tensor, whole: Tensor) -> Tensor:

@@ -32,10 +32,13 @@ from distlion.options import (
     NormClipper,
     OverlapTrial,
     Settings,
+    find_matrices,
 )
 from distlion.session.connections import Connections
 from distlion.session.warm_up import compile_kernels
 from distlion.step import (
+    CutMatrices,
+    CutMatrix,
     FlatRoute,
     Ranks,
     Route,
@@ -84,6 +87,7 @@ class Routing:
         self.routes: list[Route] = []
         self.turns: list[list[Route]] = [[]]
         self.clipper: NormClipper | None = None
+        self._matrices: dict[int, CutMatrix] = {}
         self.begin_trial()
 
     def take_ranks(self, ranks: Ranks) -> None:
@@ -114,6 +118,8 @@ class Routing:
                 for bucket in buckets
             )
         is_first, n_turns = not self.routes, count_turns(params)
+        if self.inside is not None:
+            self._matrices = find_matrices(params, self.inside, step=step)
         self.routes = [self._build_route(bucket, params) for bucket in buckets]
         self.turns = [
             [route for route in self.routes if route.params[0].turn == turn]
@@ -241,9 +247,11 @@ class Routing:
             for index, position in enumerate(bucket.members)
         ]
         rule, _, device, _ = members[0].kind
+        matrices = self._join_matrices(members, device)
         if self.inside is None or self._ranks.is_sharded:
             pattern = self._choose_pattern(rule, rule.shape(bucket, roster.n_votes))
-            return self._build_flat(bucket, members, rule, device, pattern)
+            flat = self._build_flat(bucket, members, rule, device, pattern)
+            return replace(flat, matrices=matrices)
         all_pieces = [param.pieces for param in params]
         cuts = [
             take_part(bucket, all_pieces, part, n_shards=roster.n_shards)
@@ -259,7 +267,16 @@ class Routing:
                 for index, position in enumerate(cut.members)
             ]
             parts.append(self._build_flat(cut, pieces, rule, device, pattern))
-        return NodeRoute(bucket, tuple(members), tuple(parts), self.inside)
+        return NodeRoute(bucket, tuple(members), tuple(parts), self.inside, matrices)
+
+    def _join_matrices(
+        self, members: Sequence[VotingParam], device: torch.device
+    ) -> CutMatrices | None:
+        """Join the cut matrices of a bucket; None for none."""
+        cut = [self._matrices[each.position] for each in members if each.position in self._matrices]
+        if self.inside is None or not cut:
+            return None
+        return CutMatrices(self.inside, device, choose_kernels(device), tuple(cut))
 
     def _choose_pattern(self, rule: Aggregation, shape: BucketShape) -> Exchange:
         if self._settings.exchange != "auto":

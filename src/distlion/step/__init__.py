@@ -8,6 +8,7 @@ from distlion.step.alone import (
     move_alone,
     step_alone,
 )
+from distlion.step.cut_matrices import Box, CutMatrices, CutMatrix
 from distlion.step.flat_route import FlatRoute
 from distlion.step.gradients import GradientWatch, UseWatch, look_at_gradients, warn_user
 from distlion.step.hyperparameters import (
@@ -64,11 +65,14 @@ from distlion.step.vote import (
 __all__ = [
     "ALONE",
     "SPARSE",
+    "Box",
     "CastVote",
     "ClipAlone",
     "Clipper",
     "Completion",
     "Copies",
+    "CutMatrices",
+    "CutMatrix",
     "FlatRoute",
     "GradientMark",
     "GradientWatch",

@@ -22,6 +22,7 @@ from distlion.exchange import (
 )
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket
+from distlion.step.cut_matrices import CutMatrices
 from distlion.step.param import VotingParam
 from distlion.step.staging import bring_down, bring_up, name_failure
 from distlion.transport import ByteCount, Transport
@@ -42,6 +43,7 @@ class FlatRoute:
         link: The link between voters.
         roster: The roster of voters.
         inside: The link to ranks with other shards of the same parameters; None for none.
+        matrices: The matrices among the parameters whose shards lie there; None for none.
     """
 
     bucket: Bucket
@@ -53,6 +55,7 @@ class FlatRoute:
     link: Transport
     roster: Roster
     inside: Transport | None = None
+    matrices: CutMatrices | None = None
 
     def __post_init__(self) -> None:
         if self.roster.owners != self.roster.ids:

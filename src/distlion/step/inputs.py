@@ -30,6 +30,7 @@ class StepInputs:
         wants_digest: Whether raw gradients are to be compared between workers.
         note_norm: Function called by a commit with the norm of clipping, if any.
         after_encode: Function called once a vote is encoded, if a fault is armed.
+        keeps_directions: Whether cut matrices' directions are needed after the vote.
         is_excluded: Whether this worker's votes do not count, while its momenta go on.
         problems: Reasons why this worker cannot vote; more may be added on the way.
     """
@@ -44,6 +45,7 @@ class StepInputs:
     wants_digest: bool
     note_norm: NoteNorm
     after_encode: Callable[[], None]
+    keeps_directions: bool = False
     is_excluded: bool = False
     problems: list[str] = field(default_factory=list)
 

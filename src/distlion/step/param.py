@@ -75,6 +75,7 @@ class VotingParam:
         is_sharded: Whether ``param`` is a DTensor.
         copies: The ranks of this worker that hold the same shard.
         turn: The part with which it votes, where parts of the parameters take turns.
+        orthogonalizes: Whether it is a matrix whose direction is orthogonalized.
     """
 
     param: Tensor
@@ -91,6 +92,7 @@ class VotingParam:
     is_sharded: bool = False
     copies: Copies = ALONE
     turn: int = 0
+    orthogonalizes: bool = False
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from distlion.aggregation import Aggregation
 from distlion.exchange import Exchanging, Header, Reply
 from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
 from distlion.layout import Bucket
+from distlion.step.cut_matrices import CutMatrices
 from distlion.step.flat_route import FlatRoute
 from distlion.step.param import VotingParam
 from distlion.transport import ByteCount, Transport
@@ -43,6 +44,11 @@ class Route(Protocol):
     @property
     def kernels(self) -> Kernels:
         """The arithmetic."""
+        ...
+
+    @property
+    def matrices(self) -> CutMatrices | None:
+        """The matrices to orthogonalize that are cut over the ranks of this worker, if any."""
         ...
 
     @property

@@ -21,8 +21,8 @@ def bring_down(tensors: Sequence[Tensor]) -> list[Tensor]:
     Args:
         tensors: Tensors on one device; tensors on the CPU are returned unchanged.
     """
-    device = tensors[0].device
-    if device.type != "cuda":
+    device = tensors[0].device if tensors else None
+    if device is None or device.type != "cuda":
         return [tensor.cpu() for tensor in tensors]
     copies = []
     for tensor in tensors:

@@ -21,6 +21,7 @@ from distlion.exchange import (
 )
 from distlion.failures import Status
 from distlion.kernels import Coins, Segment
+from distlion.step.cut_matrices import CutMatrices
 from distlion.step.gradients import digest_gradients, look_at_gradients
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import log_abstention
@@ -74,6 +75,8 @@ class Draft:
         header: This worker's header, with errors found so far.
         can_vote: Whether there is a segment for each of them.
         norm: The norm by which all gradients of the step are clipped; None without clipping.
+        directions: Segments to encode in place of ``segments``, where some are pieces of matrices
+            that were orthogonalized whole; None for none.
     """
 
     route: Route
@@ -82,6 +85,7 @@ class Draft:
     header: Header
     can_vote: bool = True
     norm: float | None = None
+    directions: Sequence[Segment] | None = None
 
     def clipped(self, norm: float, clipper: Clipper, found: Header) -> Draft:
         """Return the draft with clipped gradients, and with an error found on the way, if worse."""
@@ -210,6 +214,8 @@ def cast_vote(
         inputs: The inputs that the buckets share.
         completion: Completion of the last bucket under overlap; None for others.
     """
+    if draft.route.matrices is not None:
+        draft = _orthogonalize(draft, draft.route.matrices, inputs)
     if draft.can_vote:
         try:
             votes, finite, header, flags = _encode(draft, inputs, completion)
@@ -222,15 +228,10 @@ def cast_vote(
         if completion is not None:
             header = completion.complete(draft.header, completion.flags.cpu())
             draft = replace(draft, header=header)
-        return (yield from cast_nothing(draft, inputs.coins, nonfinite=inputs.nonfinite))
+        return (yield from _cast_nothing(draft, inputs.coins, nonfinite=inputs.nonfinite))
     route, segments = draft.route, draft.segments
     if inputs.nonfinite == "abstain":
-        agreed, header = route.agree(finite, header, overflow=inputs.found_inf)
-        kept = abstain(segments, agreed, rank=inputs.rank, step=header.step)
-        if agreed != finite:
-            # Another rank refused a parameter of which a piece, or shard, was encoded here.
-            votes, *_ = route.encode(kept, inputs.coins)
-        segments = kept
+        segments, votes, header = _agree_to_abstain(draft, votes, finite, header, inputs)
     elif not all(finite):
         position = route.own[finite.index(False)].position
         header = with_error(header, Status.NON_FINITE, culprit=inputs.rank, position=position)
@@ -245,7 +246,43 @@ def cast_vote(
     if completion is not None:
         header = completion.complete(header, *flags)
     reply = yield from route.exchange(header, votes, present, inputs.coins)
-    return CastVote(replace(draft, segments=segments), reply)
+    directions = draft.directions if inputs.keeps_directions else None
+    return CastVote(replace(draft, segments=segments, directions=directions), reply)
+
+
+def _orthogonalize(draft: Draft, matrices: CutMatrices, inputs: StepInputs | None) -> Draft:
+    """Orthogonalize the matrices of a bucket that are cut over the ranks of this worker.
+
+    Args:
+        draft: The draft, with clipped gradients.
+        matrices: The matrices.
+        inputs: The inputs of the step; not needed where this rank cannot vote.
+    """
+    own = draft.route.own if draft.can_vote else ()
+    by_position = {param.position: draft.segments[index] for index, param in enumerate(own)}
+    can_vote = draft.can_vote and inputs is not None
+    given, header = matrices.orthogonalize(by_position, draft.header, inputs if can_vote else None)
+    if header.status is not Status.OK or not can_vote:
+        return replace(draft, segments=(), header=header, can_vote=False)
+    dropped = {position for position, segment in given.items() if segment is None}
+    segments = without_gradients(draft.segments, [each.position not in dropped for each in own])
+    directions = [
+        given.get(param.position) or segment for param, segment in zip(own, segments, strict=True)
+    ]
+    return replace(draft, segments=segments, directions=directions)
+
+
+def _agree_to_abstain(
+    draft: Draft, votes: Tensor, finite: Sequence[bool], header: Header, inputs: StepInputs
+) -> tuple[Sequence[Segment], Tensor, Header]:
+    """Take the votes that are not finite on some rank of this worker out of an encoded vote."""
+    agreed, header = draft.route.agree(finite, header, overflow=inputs.found_inf)
+    kept = abstain(draft.segments, agreed, rank=inputs.rank, step=header.step)
+    if agreed != finite:
+        # Another rank refused a parameter of which a piece, or shard, was encoded here.
+        encoded = kept if draft.directions is None else draft.directions
+        votes, *_ = draft.route.encode(without_gradients(encoded, agreed), inputs.coins)
+    return kept, votes, header
 
 
 def _encode(
@@ -261,7 +298,8 @@ def _encode(
     wants_digest = inputs.wants_digest and header.status is Status.OK
     seen = [look_at_gradients(route.kernels, segments)] if wants_digest else []
     asked = [] if completion is None else [completion.flags]
-    votes, finite, *read = route.encode(segments, inputs.coins, *asked, *seen)
+    encoded = segments if draft.directions is None else draft.directions
+    votes, finite, *read = route.encode(encoded, inputs.coins, *asked, *seen)
     if inputs.is_excluded:
         votes, *_ = route.encode([], inputs.coins)
     if seen:
@@ -312,6 +350,13 @@ def draft_nothing(route: Route, header: Header) -> Draft:
 
 def cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[CastVote]:
     """Take part in the exchanges of ``cast_vote``, without voting on any parameter."""
+    if draft.route.matrices is not None:
+        draft = _orthogonalize(draft, draft.route.matrices, None)
+    return (yield from _cast_nothing(draft, coins, nonfinite=nonfinite))
+
+
+def _cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[CastVote]:
+    """Take part in the rest of ``cast_vote``, without voting on any parameter."""
     route, header = draft.route, draft.header
     if nonfinite == "abstain":
         _, header = route.agree([True] * len(route.own), header, overflow=False)
@@ -364,10 +409,16 @@ def abstain(
     """Remove the gradient from segments that are not finite, and log it."""
     if all(finite):
         return segments
-    kept = list(segments)
-    for index, is_finite in enumerate(finite):
-        if not is_finite:
-            kept[index] = kept[index]._replace(grad=None)
     names = [segment.slot.name for index, segment in enumerate(segments) if not finite[index]]
     log_abstention(names, rank=rank, step=step)
-    return kept
+    return without_gradients(segments, finite)
+
+
+def without_gradients(segments: Sequence[Segment], has_vote: Sequence[bool]) -> Sequence[Segment]:
+    """Remove the gradient from segments without a vote."""
+    if all(has_vote):
+        return segments
+    return [
+        segment if votes else segment._replace(grad=None)
+        for segment, votes in zip(segments, has_vote, strict=True)
+    ]

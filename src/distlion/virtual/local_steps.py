@@ -13,6 +13,7 @@ from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError
 from distlion.exchange import Exchange
 from distlion.optim import (
+    Inner,
     OuterStep,
     Schedule,
     Traffic,
@@ -27,7 +28,7 @@ from distlion.options import Newcomers
 from distlion.virtual.cluster import VirtualCluster
 from distlion.virtual.common_point import VirtualCommonPoint
 
-MakeInner = Callable[[list[nn.Parameter]], Optimizer]
+MakeInner = Callable[[list[nn.Parameter]], Inner]
 
 
 class VirtualLocalSteps:
@@ -38,7 +39,8 @@ class VirtualLocalSteps:
 
     Args:
         params: The model's parameters, or (name, parameter) pairs.
-        make_inner: Function that makes a worker's inner optimizer over its own copy of ``params``.
+        make_inner: Function that makes a worker's inner optimizer, or a list of them, over its own
+            copy of ``params``, which it gets as a list in their order.
         workers: N, 2 or more.
         weights: The number of times that each worker's vote counts; None: once each.
         every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
@@ -52,6 +54,7 @@ class VirtualLocalSteps:
         UnsupportedTypeError: A parameter or argument is of a kind without support.
 
     Notes:
+        Elements are placed in the order of the inner optimizer's groups, as in a real worker.
         Memory holds each worker's parameters and inner state, and the common point. Between two
         steps the model holds the parameters of worker 0; after a vote these are everybody's.
 
@@ -90,19 +93,23 @@ class VirtualLocalSteps:
     ) -> None:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
         self._stage = [param for _, param in named]
+        self._names = [name or f"parameter {place}" for place, (name, _) in enumerate(named)]
         self._schedule = Schedule(every, delay, parts)
         # Each worker's parameters at the start of a vote whose outcome is still to be taken.
         self._begun: list[list[Tensor]] = []
         self._begun_turn = 0
-        self._trained = [n for n, param in enumerate(self._stage) if param.requires_grad]
-        self._schedule.check_tensors([self._stage[n] for n in self._trained])
-        common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
-        names = [named[n][0] or f"parameter {n}" for n in self._trained]
+        trained = [param for param in self._stage if param.requires_grad]
+        self._schedule.check_tensors(trained)
         step = OuterStep.choose(
             kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
         )
+        self._make_inner, own = make_inner, self._copy_params()
+        inner = check_inner(make_inner(own))
+        # Places in ``params``, in the order of the inner optimizers.
+        self._trained = self._find_order(inner, own)
+        self._common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
         self._votes = VirtualCommonPoint(
-            list(zip(names, common, strict=True)),
+            list(zip([self._names[n] for n in self._trained], self._common, strict=True)),
             step,
             aggregation,
             parts=parts,
@@ -114,16 +121,50 @@ class VirtualLocalSteps:
             diagnose_every=diagnose_every,
             seed=seed,
         )
-        self._common = common
-        self._params = [self._copy_params() for _ in range(workers)]
-        self.inners: tuple[Optimizer, ...] = tuple(
-            check_inner(make_inner(own)) for own in self._params
-        )
-        self._make_inner = make_inner
+        self._params = [own, *(self._copy_params() for _ in range(workers - 1))]
+        self.inners: tuple[Optimizer, ...] = (inner, *map(self._start_inner, self._params[1:]))
         # Places of workers that came since the last vote, and abstain from the next.
         self._newcomers: set[int] = set()
         self._turn = self._calls = 0
         self._since = [0] * parts  # the last vote on each part
+
+    def _start_inner(self, own: list[nn.Parameter]) -> Optimizer:
+        """Make the inner optimizer of a worker, over its own parameters.
+
+        Raises:
+            InvalidArgumentError: It does not have the parameters of the first worker's.
+        """
+        inner = check_inner(self._make_inner(own))
+        if self._find_order(inner, own) != self._trained:
+            raise InvalidArgumentError(
+                "make_inner gave two workers their parameters in different orders. Expected equal "
+                "groups on all workers. Let it depend on its argument alone"
+            )
+        return inner
+
+    def _find_order(self, inner: Optimizer, own: Sequence[Tensor]) -> list[int]:
+        """Return the places of trainable parameters, in the order of an inner optimizer.
+
+        Raises:
+            InvalidArgumentError: It lacks one of them, or has others.
+        """
+        places = {param: place for place, param in enumerate(own)}
+        held = [param for group in inner.param_groups for param in group["params"]]
+        for param in held:
+            if param not in places:
+                raise InvalidArgumentError(
+                    f"make_inner put a parameter of shape {tuple(param.shape)} into the optimizer "
+                    "that is not among those that it was given. Expected the worker's own copies. "
+                    "Make the optimizer over the argument of make_inner, not over the model"
+                )
+        order = [places[param] for param in held if param.requires_grad]
+        left_out = {place for place, param in enumerate(own) if param.requires_grad} - {*order}
+        if left_out:
+            raise InvalidArgumentError(
+                f"make_inner left {self._names[min(left_out)]} out of the optimizer. Expected "
+                "every trainable parameter. Freeze it, or give it to an optimizer"
+            )
+        return order
 
     def _copy_params(self) -> list[nn.Parameter]:
         """Return a worker's own parameters: copies, except frozen ones."""
@@ -152,7 +193,8 @@ class VirtualLocalSteps:
     @property
     def common_point(self) -> list[Tensor]:
         """The common point x of each trainable parameter, in order."""
-        return [each.detach() for each in self._common]
+        by_place = sorted(zip(self._trained, self._common, strict=True), key=lambda pair: pair[0])
+        return [each.detach() for _, each in by_place]
 
     def worker_params(self, worker: int) -> list[Tensor]:
         """Return the parameters of a worker, in order; frozen ones are the model's."""
@@ -281,7 +323,7 @@ class VirtualLocalSteps:
                 inners.append(self.inners[places[identity]])
                 continue
             params.append(self._copy_params())
-            inners.append(check_inner(self._make_inner(params[-1])))
+            inners.append(self._start_inner(params[-1]))
         self._params, self.inners = params, tuple(inners)
         self._newcomers = {place for place, each in enumerate(ids) if each not in places}
         for place in self._newcomers:

@@ -286,3 +286,21 @@ def test_recursive_doubling_wins_with_many_workers_and_long_round_trips():
         for pattern in matrix.PATTERNS.values()
     }
     assert min(seconds, key=seconds.__getitem__) == "AllReduce()"
+
+
+def test_orthogonalized_directions_cost_their_matrix_products() -> None:
+    plain, wide = (make_scenario(orthogonalized_width=width) for width in (0, 512))
+    forecasts = [
+        forecast_votes(each, MajorityVote(), AllReduce(), overlap=False) for each in (plain, wide)
+    ]
+    added_s = forecasts[1].step_s - forecasts[0].step_s
+    # Newton-Schulz on a layer with matrices of 512 x 1536, 512 x 512 and two of 512 x 2048.
+    operations = sum(5 * (4 * 512**2 * n + 2 * 512**3) for n in (1536, 512, 2048, 2048))
+    expected = operations / (12 * 512**2) * 10_000_000 / GPU.operations_per_s
+    assert added_s == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("width", [-1, 1_000_001])
+def test_width_out_of_range_is_refused(width: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="orthogonalized_width"):
+        make_scenario(orthogonalized_width=width)

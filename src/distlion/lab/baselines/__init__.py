@@ -6,6 +6,7 @@ from distlion.lab.baselines.dgc import DeepGradientCompression
 from distlion.lab.baselines.graddrop import GradDrop
 from distlion.lab.baselines.half import HALF_BYTES, HalfPrecision
 from distlion.lab.baselines.hook import CompressionState, compression_hook
+from distlion.lab.baselines.muon import MOMENTUM, MuonWithAdamW, scale_update
 from distlion.lab.baselines.one_bit_adam import OneBitAdam, compress_signs, count_step_bytes
 from distlion.lab.baselines.power_sgd import PowerSGD
 from distlion.lab.baselines.ring import ring_all_gather_bytes, ring_all_reduce_bytes
@@ -23,6 +24,7 @@ from distlion.lab.baselines.worker import Worker
 
 __all__ = [
     "HALF_BYTES",
+    "MOMENTUM",
     "Account",
     "AllReduceState",
     "Compression",
@@ -31,6 +33,7 @@ __all__ = [
     "DeepGradientCompression",
     "GradDrop",
     "HalfPrecision",
+    "MuonWithAdamW",
     "OneBitAdam",
     "Payload",
     "PowerSGD",
@@ -49,5 +52,6 @@ __all__ = [
     "power_sgd_hook",
     "ring_all_gather_bytes",
     "ring_all_reduce_bytes",
+    "scale_update",
     "wrap_in_ddp",
 ]

@@ -89,6 +89,12 @@ _SyncBits = Annotated[int, whole_option(help="Uplink bits of a momentum: 32, 16 
 _Threshold = Annotated[
     float, number_option(help="Gain over all-reduce below which compression is not advised.")
 ]
+_Width = Annotated[
+    int,
+    whole_option(
+        help="Width of the network, for votes on orthogonalized directions.", show_default="plain"
+    ),
+]
 _PricePerGpuHour = Annotated[float, number_option(help="Price of a worker for an hour.")]
 _PricePerGb = Annotated[float, number_option(help="Price of 10^9 bytes sent by a machine.")]
 _Figure = Annotated[
@@ -130,6 +136,7 @@ def plan_command(
     overlap_share: _OverlapShare = 0.9,
     momentum_sync_every: _SyncEvery = None,
     momentum_sync_bits: _SyncBits = 32,
+    orthogonalized_width: _Width = 0,
     threshold: _Threshold = THRESHOLD,
     price_per_gpu_hour: _PricePerGpuHour = 0.0,
     price_per_gb: _PricePerGb = 0.0,
@@ -160,6 +167,7 @@ def plan_command(
             overlap_share=overlap_share,
             momentum_sync_every=momentum_sync_every,
             momentum_sync_bits=momentum_sync_bits,
+            orthogonalized_width=orthogonalized_width,
             price_per_gpu_hour=price_per_gpu_hour,
             price_per_gb=price_per_gb,
         )

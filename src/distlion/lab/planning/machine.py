@@ -24,7 +24,12 @@ COUNTED_STATE_BYTES = 24
 """State of each worker's element that is counted: its value is read, added up through a row of its
 own, and written in the end."""
 
-_RATE = "bytes_per_s"
+ORTHOGONALIZE_OPERATIONS = 24
+"""Operations to orthogonalize an element, for each unit of a transformer's width: five iterations
+on an m x n matrix, m <= n, take 5 (4 m^2 n + 2 m^3), which is 23.3 m for each element of a layer
+with matrices of m x 3m, m x m and two of m x 4m."""
+
+_RATE = "_per_s"
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Machine:
         gradient_wire_s_per_byte: The same for gradients in an all-reduce, which are longer
             messages.
         bucket_s: Seconds that the compute cores spend on one more bucket of votes.
+        operations_per_s: Rate of additions and multiplications in matrix products, for votes on
+            orthogonalized directions.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -59,6 +66,7 @@ class Machine:
     vote_wire_s_per_byte: float = 0.0
     gradient_wire_s_per_byte: float = 0.0
     bucket_s: float = 0.0
+    operations_per_s: float = 80e9
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -86,6 +94,10 @@ class Machine:
         slowdown = 1.0 if vote_planes in (1, 16, 32) else min(1.6, 1.34 + 0.035 * vote_planes)
         n_bytes = n_elements * (READ_TO_ENCODE_BYTES + vote_planes / 8)
         return slowdown * n_bytes / self.encode_bytes_per_s
+
+    def orthogonalize_s(self, n_elements: float, width: int) -> float:
+        """Return the seconds to orthogonalize the directions of matrices of a width."""
+        return ORTHOGONALIZE_OPERATIONS * width * n_elements / self.operations_per_s
 
     def commit_s(self, n_elements: float, n_own: float, reply_planes: int) -> float:
         """Return the seconds to move ``n_elements`` parameters and the momenta of ``n_own``."""
@@ -115,21 +127,28 @@ The network's cost was measured for a worker with one core, in the network lab, 
 virtual links. At 1 Gbit/s it is 11 to 16 ns a byte of votes and 8 to 12 of gradients. Slower links
 cost more, faster ones less (docs/explanation/lab-notebook.md, 2026-11-23). ``bucket_s`` is the
 processor time of one more bucket, 3 to 6 ms. The number of buckets is chosen by ``BUCKET_S``, the
-time that one more bucket added to the step.
+time that one more bucket added to the step. ``operations_per_s`` is by processor time: matrices
+of 168 to 768 rows were orthogonalized at 79 to 91e9 a second in float32, those of 64 rows at 48e9
+(2026-11-28).
 """
 
 _SHEET_SHARE = 0.7
 """Share of a data sheet's rate that alternating reads and writes reach: assumed, not measured."""
 
+_PRODUCT_SHARE = 0.4
+"""Share of a data sheet's rate of dense bfloat16 products that batches of matrices reach: assumed,
+not measured."""
+
 _PCIE_BYTES_PER_S = 25e9
 """Rate that PCIe 4.0 x16 delivers of its 31.5 GB/s: assumed, not measured."""
 
 
-def beside_host(memory_bytes_per_s: float) -> Machine:
+def beside_host(memory_bytes_per_s: float, operations_per_s: float) -> Machine:
     """Return a worker whose GPU encodes and commits, and whose host frames, checks and counts.
 
     Args:
         memory_bytes_per_s: Rate of the GPU's memory in its data sheet.
+        operations_per_s: Its rate of dense products of bfloat16 there.
     """
     rate = _SHEET_SHARE * memory_bytes_per_s
     return Machine(
@@ -139,16 +158,17 @@ def beside_host(memory_bytes_per_s: float) -> Machine:
         frame_bytes_per_s=1 / (1 / CPU.frame_bytes_per_s + 1 / _PCIE_BYTES_PER_S),
         write_frame_s=CPU.write_frame_s,
         read_frame_s=CPU.read_frame_s,
+        operations_per_s=_PRODUCT_SHARE * operations_per_s,
     )
 
 
 GPUS: dict[str, Machine] = {
-    "a100": beside_host(2.039e12),
-    "h100": beside_host(3.35e12),
-    "h200": beside_host(4.8e12),
-    "l40s": beside_host(0.864e12),
-    "l4": beside_host(0.3e12),
-    "rtx4090": beside_host(1.008e12),
+    "a100": beside_host(2.039e12, 312e12),
+    "h100": beside_host(3.35e12, 989e12),
+    "h200": beside_host(4.8e12, 989e12),
+    "l40s": beside_host(0.864e12, 362e12),
+    "l4": beside_host(0.3e12, 121e12),
+    "rtx4090": beside_host(1.008e12, 165e12),
 }
 """GPUs by name, at the rates of NVIDIA's data sheets: A100 with 80 GB, and Hopper as SXM."""
 

@@ -51,6 +51,7 @@ def build_page_model() -> dict[str, Any]:
         "read_to_encode_bytes": machine.READ_TO_ENCODE_BYTES,
         "momentum_bytes": machine.MOMENTUM_BYTES,
         "apply_bytes": machine.APPLY_BYTES,
+        "orthogonalize_operations": machine.ORTHOGONALIZE_OPERATIONS,
         "state_bytes": machine.STATE_BYTES,
         "counted_state_bytes": machine.COUNTED_STATE_BYTES,
     }

@@ -11,6 +11,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.lab.planning.machine import GPU, Machine
 
 MAX_NODES = 100_000
+MAX_WIDTH = 1_000_000
 
 NVLINK = LinkModel(latency_s=10e-6, rate_bit_per_s=2.4e12)
 """300 GB/s each way, by NVIDIA's data sheet of the A100; the latency of a small NCCL call."""
@@ -39,6 +40,8 @@ class Scenario:
         momentum_sync_every: Steps in which workers that vote average every momentum once, a part in
             each step (``MomentumSync``); None for never.
         momentum_sync_bits: Bits of a momentum on the uplink: 32, 16 or 8. Means come back in 32.
+        orthogonalized_width: Width of the network, if votes are on orthogonalized directions; 0 if
+            they are not.
         price_per_gpu_hour: Price of one worker for an hour.
         price_per_gb: Price of 10^9 bytes that a node sends.
 
@@ -57,6 +60,7 @@ class Scenario:
     overlap_share: float = 0.9
     momentum_sync_every: int | None = None
     momentum_sync_bits: int = 32
+    orthogonalized_width: int = 0
     price_per_gpu_hour: float = 0.0
     price_per_gb: float = 0.0
 
@@ -71,6 +75,8 @@ class Scenario:
             "1 or more",
         )
         self._check("momentum_sync_bits", self.momentum_sync_bits in (8, 16, 32), "8, 16 or 32")
+        width = self.orthogonalized_width
+        self._check("orthogonalized_width", 0 <= width <= MAX_WIDTH, f"0 to {MAX_WIDTH:,}")
         for name in ("backward_share", "overlap_share"):
             self._check(name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("price_per_gpu_hour", "price_per_gb"):

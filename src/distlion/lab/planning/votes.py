@@ -120,6 +120,7 @@ def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
     state_s = machine.pass_s(own * STATE_BYTES) if rule.worker_state else 0.0
     return (
         machine.encode_s(own, rule.vote_planes)
+        + machine.orthogonalize_s(own, scenario.orthogonalized_width)
         + state_s
         + machine.commit_s(scenario.n_params, own, planes)
     )

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from distlion.lab.baselines import MOMENTUM, MuonWithAdamW
 from distlion.lab.training.workers import LION_BETAS, MethodRun
 from distlion.optim import Lion
 
@@ -49,14 +50,25 @@ class Inner:
     weight_decay: float
 
 
-def choose_lion(betas: tuple[float, float], *, cautious: bool = False) -> Inner:
-    """Return Lion with these betas; cautious Lion masks its updates."""
+def choose_lion(
+    betas: tuple[float, float], *, cautious: bool = False, orthogonalize: bool = False
+) -> Inner:
+    """Return Lion with these betas.
+
+    Args:
+        betas: Its betas.
+        cautious: Whether it masks its updates.
+        orthogonalize: Whether it orthogonalizes hidden matrices and masks all other updates.
+    """
 
     def make(run: MethodRun) -> torch.optim.Optimizer:
         decay = run.weight_decay
-        return Lion(run.params, run.lr, betas, weight_decay=decay, cautious=cautious)
+        params = run.group(orthogonalize=orthogonalize)
+        return Lion(params, run.lr, betas, weight_decay=decay, cautious=cautious)
 
-    name = f"Lion(betas={betas}{', cautious=True' if cautious else ''})"
+    how = ", cautious=True" if cautious else ""
+    how = ", orthogonalized matrices, others cautious" if orthogonalize else how
+    name = f"Lion(betas={betas}{how})"
     return Inner(name, make, LION_LR, LION_WEIGHT_DECAY)
 
 
@@ -70,6 +82,17 @@ def choose_adamw(betas: tuple[float, float]) -> Inner:
     return Inner(f"AdamW(betas={betas})", make, _ADAMW_LR, LION_WEIGHT_DECAY)
 
 
+def choose_muon(betas: tuple[float, float]) -> Inner:
+    """Return Muon for hidden matrices, and AdamW with these betas for all others."""
+
+    def make(run: MethodRun) -> torch.optim.Optimizer:
+        groups = run.group(orthogonalize=True)
+        return MuonWithAdamW(groups, run.lr, betas, weight_decay=run.weight_decay)
+
+    name = f"Muon(momentum={MOMENTUM}) and AdamW(betas={betas})"
+    return Inner(name, make, _ADAMW_LR, LION_WEIGHT_DECAY)
+
+
 def _make_sgd(run: MethodRun, *, momentum: float) -> torch.optim.Optimizer:
     params = [param for _, param in run.params]
     return torch.optim.SGD(params, run.lr, momentum=momentum, weight_decay=run.weight_decay)
@@ -81,6 +104,7 @@ def _make_outer_sgd(run: MethodRun, *, lr: float, momentum: float) -> torch.opti
 
 
 LION, ADAMW = choose_lion(LION_BETAS), choose_adamw(ADAMW_BETAS)
+MUON = choose_muon(ADAMW_BETAS)
 NOISY_ADAMW = replace(ADAMW, base_lr=_NOISY_ADAMW_LR)
 MOMENTUM_SGD = Inner(
     f"SGD(momentum={SGD_MOMENTUM})",

@@ -32,6 +32,7 @@ from distlion.lab.training.workers import (
     VoteOptions,
     find_exchange,
     gather_rows,
+    name_matrices,
 )
 from distlion.optim import DistributedLion, MomentumSync
 
@@ -106,6 +107,7 @@ def start_worker(
         seed=settings.seed,
         warmup_steps=settings.warmup_steps,
         make_optimizer=make_optimizer,
+        matrices=name_matrices(model),
     )
     every = settings.momentum_sync_every
     options = VoteOptions(

@@ -23,6 +23,7 @@ from distlion.lab.training.inner import (
     ADAMW_BETAS,
     LION,
     MOMENTUM_SGD,
+    MUON,
     NOISY_ADAMW,
     PLAIN_SGD,
     SGD_MOMENTUM,
@@ -30,9 +31,10 @@ from distlion.lab.training.inner import (
     Inner,
     choose_adamw,
     choose_lion,
+    choose_muon,
 )
 from distlion.lab.training.method import Method, MethodKind
-from distlion.lab.training.name_parts import describe_variant, split_name
+from distlion.lab.training.name_parts import ORTHOGONAL, describe_variant, split_name
 from distlion.lab.training.workers import (
     LION_BETAS,
     AveragingWorker,
@@ -46,7 +48,7 @@ from distlion.lab.training.workers import (
 _KEPT = 0.04
 # Share of the run, in place of 4 epochs of the paper's 90 or more.
 _WARM_UP_SHARE = 0.05
-WITH_BETAS = LION_MEAN, ADAMW_MEAN = "global-lion", "global-adamw"
+WITH_BETAS = LION_MEAN, ADAMW_MEAN, MUON_MEAN = "global-lion", "global-adamw", "global-muon"
 """Means whose names may have betas."""
 _Compression = Compression | PowerSGD
 
@@ -143,6 +145,7 @@ _LARGEST_MOMENTUM = DeepGradientCompression(keep=_KEPT, momentum=SGD_MOMENTUM)
 _MEANS = (
     _mean(LION_MEAN, "Lion on the mean gradient", LION, train=LION),
     _mean(ADAMW_MEAN, "AdamW on the mean gradient", ADAMW, train=ADAMW),
+    _mean(MUON_MEAN, "Muon on the mean gradient, AdamW where no hidden matrix", MUON, train=MUON),
     _mean("global-sgd", "SGD with momentum on the mean gradient", MOMENTUM_SGD),
     _mean("ddp-fp16", "Lion on a float16 all-reduce", LION, HalfPrecision(), train=LION),
     _mean("ddp-powersgd", _POWERSGD, LION, PowerSGD(), train=LION),
@@ -159,16 +162,21 @@ MEANS = {method.name: method for method in _MEANS}
 """Methods that average gradients, by name."""
 
 
+_BUILD = {ADAMW_MEAN: choose_adamw, MUON_MEAN: choose_muon}
+
+
 def find_mean(name: str) -> Method | None:
     """Return the method of this name that averages gradients; None where there is none."""
     base, cautious, betas = split_name(name)
-    if betas is None and not cautious:
+    orthogonal = base == f"{LION_MEAN}{ORTHOGONAL}" and not cautious
+    if betas is None and not cautious and not orthogonal:
         return MEANS.get(name)
+    base = LION_MEAN if orthogonal else base
     if base == LION_MEAN:
-        inner = choose_lion(betas or LION_BETAS, cautious=cautious)
-    elif base == ADAMW_MEAN and not cautious:
-        inner = choose_adamw(betas or ADAMW_BETAS)
+        inner = choose_lion(betas or LION_BETAS, cautious=cautious, orthogonalize=orthogonal)
+    elif base in _BUILD and not cautious:
+        inner = _BUILD[base](betas or ADAMW_BETAS)
     else:
         return None
-    description = describe_variant(MEANS[base].description, cautious, betas)
+    description = describe_variant(MEANS[base].description, cautious, betas, orthogonal=orthogonal)
     return _mean(name, description, inner, train=inner)

@@ -26,6 +26,7 @@ from distlion.lab.training.means import LION_MEAN, MEANS, WITH_BETAS, find_mean
 from distlion.lab.training.method import Method, MethodKind
 from distlion.lab.training.name_parts import (
     CAUTIOUS,
+    ORTHOGONAL,
     SYNC,
     Betas,
     describe_betas,
@@ -91,18 +92,22 @@ def _find_vote(name: str) -> Method | None:
         return _make_lion_cub()
     synced = SYNC.fullmatch(name)
     base, cautious, betas = split_name(synced["stem"] if synced else name)
+    orthogonal = base.endswith(ORTHOGONAL) and not cautious
+    base = base.removesuffix(ORTHOGONAL) if orthogonal else base
     signum = _SIGNUM.get(synced["stem"] if synced else name)
     if signum is not None:
         rule, betas, description = signum
-    elif base in RULES:
+    elif base in RULES and not (orthogonal and isinstance(RULES[base].rule, MaskedVote)):
         rule = RULES[base].rule
-        description = describe_variant(RULES[base].description, cautious, betas)
+        description = describe_variant(
+            RULES[base].description, cautious, betas, orthogonal=orthogonal
+        )
     else:
         return None
     momentum_sync, how = read_sync(synced) if synced else (None, "")
     vote = VoteOptions(aggregation=rule, betas=betas or LION_BETAS, cautious=cautious)
     kind = MethodKind.OURS if signum is None else MethodKind.BASELINE
-    return _vote(name, description + how, vote, momentum_sync, kind)
+    return _vote(name, description + how, vote, momentum_sync, kind, orthogonal=orthogonal)
 
 
 def _vote(
@@ -111,8 +116,11 @@ def _vote(
     vote: VoteOptions,
     momentum_sync: MomentumSync | None,
     kind: MethodKind = MethodKind.OURS,
+    *,
+    orthogonal: bool = False,
 ) -> Method:
     cautious = ", cautious=True" if vote["cautious"] else ""
+    cautious += ", matrices with orthogonalize=True, others cautious" if orthogonal else ""
     is_masked = vote["cautious"] or isinstance(vote["aggregation"], MaskedVote)
     return Method(
         name=name,
@@ -126,9 +134,14 @@ def _vote(
             aggregation=vote["aggregation"],
             betas=vote["betas"],
             cautious=vote["cautious"],
+            orthogonalize=orthogonal,
             momentum_sync=momentum_sync,
         ),
-        start=partial(VotingWorker.build, vote=vote) if momentum_sync is None else None,
+        start=(
+            partial(VotingWorker.build, vote=vote, orthogonalize=orthogonal)
+            if momentum_sync is None
+            else None
+        ),
         votes=True,
         # Best of three rates on the embedded text, of majority votes and of MaskedVote().
         train_lr=(2 if is_masked else 1) * LION_LR,
@@ -146,7 +159,8 @@ def _make_lion_cub() -> Method:
 
 def _list_plain_votes() -> list[str]:
     """Return every name without betas; each number of bits has a name of its own."""
-    return [*RULES, *(f"{name}{CAUTIOUS}" for name in RULES), *_SIGNUM]
+    variants = [f"{name}{end}" for end in (CAUTIOUS, ORTHOGONAL) for name in RULES]
+    return [*RULES, *variants, *_SIGNUM]
 
 
 # For messages and help. P is 1 to 8 bits, at most 2 for feedback. A and B are digits of betas. K is
@@ -155,18 +169,22 @@ def _list_plain_votes() -> list[str]:
 _VOTE_NAMES = (
     *list_rule_names(),
     *("RULE-cautious", "RULE-betas-A-B", "RULE-cautious-betas-A-B"),
+    *("RULE-orthogonal", "RULE-orthogonal-betas-A-B"),
     *_SIGNUM,
 )
 _SYNC_NAMES = ("K", "exp", "K-auto", "K-attention", "K-int8")
-_MASKED_MEAN = f"{LION_MEAN}{CAUTIOUS}"
+_VARIANT_MEANS = [
+    f"{LION_MEAN}{variant}{betas}"
+    for variant in (CAUTIOUS, ORTHOGONAL)
+    for betas in ("", "-betas-A-B")
+]
 BASELINE_NAMES = tuple(method.name for method in MEANS.values() if method.start is not None)
 """Rules of ``distlion train`` that average gradients."""
 RULE_NAMES = (
     *_VOTE_NAMES,
     *BASELINE_NAMES,
     *(f"{name}-betas-A-B" for name in WITH_BETAS),
-    _MASKED_MEAN,
-    f"{_MASKED_MEAN}-betas-A-B",
+    *_VARIANT_MEANS,
 )
 """Rules of ``distlion train``."""
 METHOD_NAMES = (
@@ -176,8 +194,7 @@ METHOD_NAMES = (
     *PERIODIC_NAMES,
     *WEIGHED,
     *MEANS,
-    _MASKED_MEAN,
     *(f"{name}-betas-A-B" for name in WITH_BETAS),
-    f"{_MASKED_MEAN}-betas-A-B",
+    *_VARIANT_MEANS,
 )
 """Methods of ``distlion compare``."""

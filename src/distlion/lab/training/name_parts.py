@@ -9,7 +9,7 @@ import torch
 
 from distlion.optim import MomentumSync
 
-CAUTIOUS = "-cautious"
+CAUTIOUS, ORTHOGONAL = "-cautious", "-orthogonal"
 SYNC = re.compile(
     r"(?P<stem>.+)-sync-(?P<every>\d+|exp)(?P<where>-auto|-attention)?(?P<dtype>-bf16|-int8)?"
 )
@@ -49,8 +49,12 @@ def split_name(name: str) -> tuple[str, bool, Betas | None]:
     return base, base != rest, betas
 
 
-def describe_variant(description: str, cautious: bool, betas: Betas | None) -> str:
-    """Add the mask and the betas of a name to the description of its base."""
+def describe_variant(
+    description: str, cautious: bool, betas: Betas | None, *, orthogonal: bool = False
+) -> str:
+    """Add the mask, orthogonalization and betas of a name to the description of its base."""
+    if orthogonal:
+        description += ", hidden matrices orthogonalized (arXiv:2605.16311), the rest cautious"
     if cautious:
         description += ", cautious (arXiv:2411.16085)"
     return description if betas is None else f"{description}, betas {betas}"

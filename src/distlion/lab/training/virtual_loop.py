@@ -23,7 +23,7 @@ from distlion.lab.training.methods import find_method
 from distlion.lab.training.record import describe_versions
 from distlion.lab.training.run_record import RunRecord
 from distlion.lab.training.run_settings import RunSettings
-from distlion.lab.training.workers import MethodRun
+from distlion.lab.training.workers import MethodRun, name_matrices
 
 # Often enough for a median, rare enough not to hold up a GPU.
 _TIME_EVERY = 8
@@ -77,6 +77,7 @@ class VirtualLoop:
                 workers=settings.workers,
                 steps=settings.steps,
                 seed=settings.seed,
+                matrices=name_matrices(self._model),
             )
         )
         factor = partial(lr_factor, settings=settings.to_training())

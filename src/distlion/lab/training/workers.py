@@ -17,7 +17,7 @@ from distlion.aggregation import Aggregation
 from distlion.errors import ReplicaMismatchError
 from distlion.exchange import PATTERNS, AllReduce, Exchange
 from distlion.lab.baselines import Account, Compression, PowerSGD, compress_gradients, wrap_in_ddp
-from distlion.optim import DistributedLion, MomentumSync
+from distlion.optim import DistributedLion, MomentumSync, group_params
 from distlion.virtual import VirtualCluster
 
 LION_BETAS = (0.9, 0.99)
@@ -41,6 +41,7 @@ class MethodRun:
             twentieth of the run.
         make_optimizer: Makes the optimizer of a real worker that votes: ``DistributedLion``, or a
             crew's.
+        matrices: Names of the hidden weight matrices, as ``name_matrices`` returns them.
     """
 
     params: Sequence[tuple[str, nn.Parameter]]
@@ -51,11 +52,31 @@ class MethodRun:
     seed: int
     warmup_steps: int | None = None
     make_optimizer: Callable[..., DistributedLion] = DistributedLion
+    matrices: frozenset[str] = frozenset()
+
+    def group(self, *, orthogonalize: bool) -> Any:
+        """Return the parameters, or groups: hidden matrices orthogonalized, all others cautious."""
+        if not orthogonalize:
+            return self.params
+        matrices = [named for named in self.params if named[0] in self.matrices]
+        others = [named for named in self.params if named[0] not in self.matrices]
+        groups = [
+            {"params": matrices, "orthogonalize": True},
+            {"params": others, "cautious": True},
+        ]
+        return [group for group in groups if group["params"]]
 
     @property
     def n_elements(self) -> int:
         """Number of trainable elements."""
         return sum(param.numel() for _, param in self.params)
+
+
+def name_matrices(model: nn.Module, *, head: str | None = None) -> frozenset[str]:
+    """Return the names of a model's hidden weight matrices; ``head`` as in ``group_params``."""
+    groups = group_params(model, head=head)
+    chosen = [group["params"] for group in groups if group.get("orthogonalize", False)]
+    return frozenset(name for params in chosen for name, _ in params)
 
 
 class VoteOptions(TypedDict, total=False):
@@ -148,7 +169,13 @@ class VotingWorker(_InStep):
 
     @classmethod
     def build(
-        cls, model: nn.Module, run: MethodRun, options: VoteOptions, *, vote: VoteOptions
+        cls,
+        model: nn.Module,
+        run: MethodRun,
+        options: VoteOptions,
+        *,
+        vote: VoteOptions,
+        orthogonalize: bool = False,
     ) -> VotingWorker:
         """Build the optimizer of a run.
 
@@ -157,9 +184,11 @@ class VotingWorker(_InStep):
             run: The run.
             options: Exchange, overlap and diagnostics of votes.
             vote: The method's rule, betas and mask.
+            orthogonalize: Whether hidden matrices are orthogonalized.
         """
+        params = run.group(orthogonalize=orthogonalize)
         optimizer = run.make_optimizer(
-            run.params, run.lr, weight_decay=run.weight_decay, seed=run.seed, **(vote | options)
+            params, run.lr, weight_decay=run.weight_decay, seed=run.seed, **(vote | options)
         )
         return cls(model, optimizer)
 
@@ -297,11 +326,12 @@ class VirtualVoting:
         *,
         betas: tuple[float, float] = LION_BETAS,
         cautious: bool = False,
+        orthogonalize: bool = False,
         momentum_sync: MomentumSync | None = None,
     ) -> VirtualVoting:
         """Build the workers of a run that vote by a rule."""
         cluster = VirtualCluster(
-            run.params,
+            run.group(orthogonalize=orthogonalize),
             run.lr,
             betas,
             workers=run.workers,

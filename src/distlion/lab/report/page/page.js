@@ -211,6 +211,7 @@
       ["sending 1 MB of votes, of gradients", formatWire(given.machine)],
       ["backward, share of compute", `${(100 * given.backward_share).toFixed(0)}%`],
       ["overlap hides, share of backward", `${(100 * given.overlap_share).toFixed(0)}%`],
+      ["directions orthogonalized", given.orthogonalized_width ? `width ${given.orthogonalized_width}` : "no"],
       ["momenta averaged", given.momentum_sync_every === null ? "never" : `every ${given.momentum_sync_every} steps, ${given.momentum_sync_bits} bits`],
       ["least gain to compress", `${(100 * threshold).toFixed(0)}%`],
     ];

@@ -217,6 +217,7 @@ const planner = (() => {
         + (bytes.sent + bytes.received) / machine.frame_bytes_per_s
         + work.written * machine.write_frame_s + work.read * machine.read_frame_s);
       arithmetic = encodeS(model, machine, own, rule.vote_planes)
+        + (model.orthogonalize_operations * scenario.orthogonalized_width * own) / machine.operations_per_s
         + (rule.keeps_state ? (own * model.state_bytes) / machine.commit_bytes_per_s : 0)
         + commitS(model, machine, scenario.n_params, own, planes) + host;
     }
