@@ -10,6 +10,7 @@ Parts, all of them where none is named:
     ranks        two ranks on the device, and one beside one without: bits, waits, launches
     ops          every op against the rate of a copy
     steps        step() beside that of other optimizers
+    orthogonal   encoding of GPT-2's matrices, plain and with orthogonalized directions
     text         a GPT of 86 M parameters, 4 virtual workers, 600 steps, on the texts of --data
 
 Writes the record of each part, with its conditions, to gpu/PART.json in FOLDER, which is
@@ -32,17 +33,18 @@ from typing import Any
 
 REHEARSAL = {"DISTLION_KERNELS": "triton", "TRITON_INTERPRET": "1"}
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-PARTS = ("conformance", "memory", "cast", "ranks", "ops", "steps", "text")
+PARTS = ("conformance", "memory", "cast", "ranks", "ops", "steps", "orthogonal", "text")
 
 
 def list_parts(data: Path | None) -> dict[str, Callable[..., dict[str, Any]]]:
     """Import what the parts are made of: Triton asks when it is imported whether to interpret."""
     from checks import check_cast, check_conformance, check_memory, check_ranks
+    from orthogonal import measure_orthogonal
     from rates import measure_ops, measure_steps
     from text import compare_text
 
     functions = (check_conformance, check_memory, check_cast, check_ranks)
-    functions += (measure_ops, measure_steps, partial(compare_text, data))
+    functions += (measure_ops, measure_steps, measure_orthogonal, partial(compare_text, data))
     return dict(zip(PARTS, functions, strict=True))
 
 

@@ -87,6 +87,35 @@ def write_steps(record: Record) -> list[str]:
     ]
 
 
+def write_orthogonal(record: Record) -> list[str]:
+    if "rows" not in record:
+        return write_any(record)
+    heads = (
+        "layers",
+        "width",
+        "plain, ms",
+        "orthogonalized, ms",
+        "of which the host, ms",
+        "TFLOP",
+        "TFLOP/s",
+        "scratch, MiB",
+    )
+    rows = [
+        (
+            row["layers"],
+            row["width"],
+            f"{row['plain_ms']:.3f}",
+            f"{row['orthogonalized_ms']:.3f}",
+            f"{row['host_ms']:.3f}",
+            f"{row['tflops']:.3g}",
+            f"{row['tflop_per_s']:.3g}",
+            "" if row["scratch_mib"] is None else f"{row['scratch_mib']:.0f}",
+        )
+        for row in record["rows"]
+    ]
+    return write_table(heads, rows)
+
+
 def write_ranks(record: Record) -> list[str]:
     if "cases" not in record:
         return write_any(record)
@@ -108,6 +137,7 @@ def write_text(record: Record) -> list[str]:
 WRITERS: dict[str, Callable[[Record], list[str]]] = {
     "ops": write_ops,
     "steps": write_steps,
+    "orthogonal": write_orthogonal,
     "ranks": write_ranks,
     "text": write_text,
 }

@@ -61,6 +61,14 @@ def test_the_cast_is_rehearsed_beside_the_records_that_are_there(tmp_path: Path)
     assert table.index("## cast") < table.index("- device: a GPU of old") < table.index("## ops")
 
 
+def test_the_cost_of_orthogonalized_directions_is_rehearsed(tmp_path: Path) -> None:
+    (row,) = rehearse(tmp_path, "orthogonal")["orthogonal"]["rows"]
+    assert row["n_elements"] == 2 * 12 * 8 * 8
+    # Two layers of 8 x 24, 8 x 8 and two of 8 x 32, each by 4 m^2 n + 2 m^3, five times.
+    assert row["tflops"] * 1e12 == pytest.approx(2 * 5 * (4 * 64 * 96 + 4 * 2 * 512))
+    assert "## orthogonal" in (tmp_path / "gpu.md").read_text()
+
+
 def make_event(name: str, at_us: float, *, until_us: float | None = None) -> FunctionEvent:
     return FunctionEvent(
         id=0,
@@ -116,7 +124,10 @@ def test_memory_is_not_called_checked(out: str, code: int) -> None:
 @pytest.mark.slow
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     parts = rehearse(tmp_path)
-    assert set(parts) == {"conformance", "memory", "cast", "ranks", "ops", "steps", "text"}
+    assert set(parts) == {
+        *("conformance", "memory", "cast", "ranks"),
+        *("ops", "steps", "orthogonal", "text"),
+    }
     assert all(case["same_bits"] for case in parts["ranks"]["cases"])
     options = {case["options"] for case in parts["ranks"]["cases"]}
     assert options == {"", "overlap", "cautious", "weighted", "local"}

@@ -25,6 +25,7 @@ from planted_losses import LOSSES
 from planted_methods import NAMES
 from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
+from planted_orthogonal import ORTHOGONAL
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
 from planted_reliability import RELIABILITY
@@ -68,4 +69,5 @@ EVERYWHERE = (
     *RELIABILITY,
     *WEIGHTS,
     *LATENCY,
+    *ORTHOGONAL,
 )

@@ -1,4 +1,4 @@
-"""Param groups by kind, on eight architectures: which tensor goes where."""
+"""Param groups by kind, on many architectures: which tensor goes where."""
 
 from __future__ import annotations
 
@@ -101,6 +101,106 @@ def make_torch_transformer() -> tuple[nn.Module, set[str]]:
     return model, {f"block.{n}" for n in (*inside, "linear1.weight", "linear2.weight")}
 
 
+class OldTitan(nn.Module):
+    """The names of torchtitan's Llama up to 0.2, which many forks keep; a head of its own or not.
+
+    Its last linear layer is w3, which has the shape of w1.
+    """
+
+    def __init__(self, *, n_layers: int, is_tied: bool = False) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(50, 32)
+        self.layers = nn.ModuleDict()
+        for index in range(n_layers):
+            block = nn.Module()
+            block.attention, block.feed_forward = nn.Module(), nn.Module()
+            for name, rows in (("wq", 32), ("wk", 16), ("wv", 16), ("wo", 32)):
+                setattr(block.attention, name, nn.Linear(32, rows, bias=False))
+            block.feed_forward.w1 = nn.Linear(32, 64, bias=False)
+            block.feed_forward.w2 = nn.Linear(64, 32, bias=False)
+            block.feed_forward.w3 = nn.Linear(32, 64, bias=False)
+            block.attention_norm, block.ffn_norm = nn.RMSNorm(32), nn.RMSNorm(32)
+            self.layers[str(index)] = block
+        self.norm = nn.RMSNorm(32)
+        if not is_tied:
+            self.output = nn.Linear(32, 50, bias=False)
+
+
+TITAN_BLOCK = [f"attention.w{n}" for n in "qkvo"] + [f"feed_forward.w{n}" for n in "123"]
+
+
+def make_old_titan() -> tuple[nn.Module, set[str]]:
+    return OldTitan(n_layers=2), {f"layers.{i}.{n}.weight" for i in (0, 1) for n in TITAN_BLOCK}
+
+
+def make_functional_titan() -> tuple[nn.Module, set[str]]:
+    """Its outputs are F.linear(x, tok_embeddings.weight): no linear layer is a head."""
+    model = OldTitan(n_layers=1, is_tied=True)
+    return model, {f"layers.0.{n}.weight" for n in TITAN_BLOCK}
+
+
+def make_titan() -> tuple[nn.Module, set[str]]:
+    """As torchtitan builds it today, with the weights of query, key and value in one matrix."""
+    llama3 = pytest.importorskip("torchtitan.models.llama3")
+    with torch.device("meta"):
+        model = llama3.llama3_configs["debugmodel"]("flex").build()
+    names = ("attention.qkv_linear.wqkv", "attention.wo", *TITAN_BLOCK[4:])
+    hidden = {f"layers.{i}.{n}.weight" for i in range(len(model.layers)) for n in names}
+    assert {"tok_embeddings.weight", "lm_head.weight"} <= dict(model.named_parameters()).keys()
+    return model, hidden
+
+
+def make_functional_gpt() -> tuple[nn.Module, set[str]]:
+    """Positions are embedded too, and a matrix is as wide as there are positions."""
+    model = nn.Sequential()
+    model.add_module("tokens", nn.Embedding(256, 32))
+    model.add_module("positions", nn.Embedding(32, 32))
+    for index in range(2):
+        block = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+        model.add_module(f"block{index}", block)
+    return model, {f"block{i}.{n}.weight" for i in (0, 1) for n in (1, 3)}
+
+
+def make_byte_gpt() -> tuple[nn.Module, set[str]]:
+    """Its head has the shape of a hidden matrix, and of the embedding."""
+    model = nn.Sequential()
+    model.add_module("tokens", nn.Embedding(256, 64))
+    model.add_module("mlp", nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)))
+    model.add_module("head", nn.Linear(64, 256, bias=False))
+    return model, {"mlp.0.weight", "mlp.2.weight"}
+
+
+def make_text_classifier() -> tuple[nn.Module, set[str]]:
+    """As in torch's tutorial: the classes are not the words."""
+    model = nn.Sequential()
+    model.add_module("words", nn.EmbeddingBag(50, 16))
+    model.add_module("body", nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)))
+    model.add_module("classes", nn.Linear(16, 4))
+    return model, {"body.0.weight", "body.2.weight"}
+
+
+def make_even_mlp() -> tuple[nn.Module, set[str]]:
+    """All its layers have one shape; without an embedding the last one is the head."""
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), {"0.weight", "1.weight"}
+
+
+def make_headless_llama() -> tuple[nn.Module, set[str]]:
+    import transformers
+
+    model = transformers.LlamaModel(
+        transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 2}, vocab_size=50)
+    )
+    return model, {name for name, _ in model.named_parameters() if "_proj" in name}
+
+
+def make_adapted_classifier() -> tuple[nn.Module, set[str]]:
+    """The head is trained whole beside adapters, which stand after it."""
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["classifier.0"], modules_to_save=["classifier.2"])
+    return peft.get_peft_model(make_cnn()[0], config), set()
+
+
 MODELS = [
     make_gpt2,
     make_llama,
@@ -110,6 +210,15 @@ MODELS = [
     make_cnn,
     make_lora,
     make_torch_transformer,
+    make_old_titan,
+    make_functional_titan,
+    make_titan,
+    make_functional_gpt,
+    make_byte_gpt,
+    make_text_classifier,
+    make_even_mlp,
+    make_headless_llama,
+    make_adapted_classifier,
 ]
 
 
@@ -126,6 +235,8 @@ def test_hidden_matrices_alone_are_orthogonalized(
     for name, group in found.items():
         assert group.get("cautious", False) != group.get("orthogonalize", False)
         assert group["weight_decay"] == (0.1 if named[name].ndim > 1 else 0.0)
+    if any(param.is_meta for param in named.values()):
+        return
     optimizer = distlion.VirtualCluster(groups, lr=1e-3, workers=2)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(found)
 
@@ -135,6 +246,25 @@ def test_a_head_and_patterns_leave_matrices_out() -> None:
     groups = group_params(model, head="classifier.0", exclude=["features.*"])
     hidden = [name for group in groups if "orthogonalize" in group for name, _ in group["params"]]
     assert hidden == ["classifier.2.weight"]
+
+
+def list_hidden(model: nn.Module, **arguments: Any) -> set[str]:
+    groups = group_params(model, **arguments)
+    return {name for group in groups if "orthogonalize" in group for name, _ in group["params"]}
+
+
+def test_one_block_without_a_head_takes_the_name_of_the_embedding() -> None:
+    """No two of its layers have one shape, so that the last one looks like a head."""
+    model = nn.Sequential()
+    model.add_module("tokens", nn.Embedding(256, 32))
+    model.add_module("mlp", nn.Sequential(nn.Linear(32, 128), nn.Linear(128, 32)))
+    assert list_hidden(model) == {"mlp.0.weight"}
+    assert list_hidden(model, head="tokens") == {"mlp.0.weight", "mlp.1.weight"}
+
+
+def test_a_weight_tied_to_an_embedding_is_never_orthogonalized() -> None:
+    model, hidden = make_torch_transformer()
+    assert list_hidden(model, head="block.linear2") == hidden - {"block.linear2.weight"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch import nn
 import distlion
 import matrix
 from distlion.aggregation import Aggregation
+from distlion.kernels import orthogonalize
 from distlion.optim import Diagnosis
 from distlion.options.diagnostics import ABSENT, diagnose
 from distlion.options.reliability import count_agreement
@@ -110,6 +111,32 @@ def test_agreement_is_counted_on_what_was_really_applied(
         assert all(each.agreement == 1 for each in found)
     assert found[0].coherence == 1  # all momenta are 0
     assert math.isclose(found[2].coherence, 1 / workers, rel_tol=0.5)
+
+
+def test_agreement_on_a_matrix_is_that_of_orthogonalized_directions() -> None:
+    param = nn.Parameter(torch.zeros(10, 20))
+    cluster = distlion.VirtualCluster(
+        [{"params": [("w", param)], "orthogonalize": True}],
+        workers=3,
+        lr=1.0,
+        diagnose_every=1,
+    )
+    for step in range(3):
+        directions = []
+        for worker in range(3):
+            set_grads([param], worker, step)
+            assert param.grad is not None
+            [momentum] = cluster.exp_avg(worker)
+            directions.append(orthogonalize(BETA1 * momentum + (1 - BETA1) * param.grad))
+            cluster.collect(worker)
+        before = param.detach().clone()
+        cluster.step()
+        leads = torch.stack(directions).sum(0).sign()
+        agreement = ((before - param.detach()).sign() == leads).double().mean()
+        votes = torch.stack(directions).sign().sum(0)
+        found = cluster.diagnostics()[-1]
+        assert found.margin == pytest.approx(float(votes.abs().mean() / 3))
+        assert found.agreement == pytest.approx(float(agreement))
 
 
 def test_diagnosis_changes_nothing() -> None:

@@ -46,6 +46,7 @@ class Case:
     arguments: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     bad_grad: float | None = None
+    orthogonalize: bool = False
 
 
 RULE_CASES = [Case(name, {"aggregation": rule}) for name, rule in SAMPLE.items()]
@@ -101,6 +102,24 @@ OTHER_CASES = [
     Case("small buckets", {"bucket_elements": 100, "seed": 5}),
     Case("bfloat16", {"rounding": "stochastic", "exp_avg_dtype": torch.float32}, torch.bfloat16),
     Case("bfloat16 momenta", {"momentum_sync": MomentumSync(every=4)}, torch.bfloat16),
+    Case(
+        "orthogonalized, averaged and diagnosed",
+        {"momentum_sync": MomentumSync(every=3), "diagnose_every": 2},
+        orthogonalize=True,
+    ),
+    Case("orthogonalized, clip worker", {"clip_norm": ClipNorm(1.5)}, orthogonalize=True),
+    Case(
+        "orthogonalized, clip global",
+        {"clip_norm": ClipNorm(1.5, scope="global"), "nonfinite": "skip"},
+        bad_grad=float("inf"),
+        orthogonalize=True,
+    ),
+    Case(
+        "orthogonalized, excluded",
+        {"diagnose_every": 1, "on_disagreement": "exclude", "nonfinite": "abstain"},
+        bad_grad=float("nan"),
+        orthogonalize=True,
+    ),
 ]
 CASES = RULE_CASES + SYNC_CASES + OTHER_CASES
 
@@ -112,7 +131,18 @@ def set_grads(params: dict[str, nn.Parameter], case: Case, worker: int, step: in
         grad[grad.abs() < 0.1] = 0
         param.grad = None if (worker + step + number) % 9 == 4 else grad
     if case.bad_grad is not None and step % 6 == 2 and worker == step % 3:
-        params["d"].grad = torch.full_like(params["d"], case.bad_grad)
+        spoiled = params["b" if case.orthogonalize else "d"]
+        spoiled.grad = torch.full_like(spoiled, case.bad_grad)
+
+
+def make_groups(params: dict[str, nn.Parameter], case: Case) -> list[dict[str, Any]]:
+    """Return a group of all, or one for each parameter, the matrix orthogonalized."""
+    if not case.orthogonalize:
+        return [{"params": list(params.items())}]
+    return [
+        {"params": [(name, param)], "orthogonalize": param.ndim == 2}
+        for name, param in params.items()
+    ]
 
 
 def hyperparameters(case: Case) -> dict[str, Any]:
@@ -125,7 +155,7 @@ Result = tuple[list[Tensor], list[Tensor], int, list[Diagnosis]]
 def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
     params = make_params(SHAPES, dtype=case.dtype)
     optimizer = distlion.DistributedLion(
-        params.items(), exchange=distlion.AllReduce(), **hyperparameters(case)
+        make_groups(params, case), exchange=distlion.AllReduce(), **hyperparameters(case)
     )
     for step in range(STEPS):
         set_grads(params, case, rank, step)
@@ -146,7 +176,7 @@ def train_all(rank: int, world_size: int) -> list[tuple[Result, int]]:
 
 def train_virtually(case: Case, workers: int) -> tuple[VirtualCluster, list[Tensor]]:
     params = make_params(SHAPES, dtype=case.dtype)
-    cluster = VirtualCluster(params.items(), workers=workers, **hyperparameters(case))
+    cluster = VirtualCluster(make_groups(params, case), workers=workers, **hyperparameters(case))
     for step in range(STEPS):
         for worker in range(workers):
             set_grads(params, case, worker, step)

@@ -52,8 +52,9 @@ class Lion(LionBase):
         Arithmetic is in float32, with one rounding to the parameter's dtype; ``exp_avg`` has that
         dtype too (float32 for float16 parameters). A GradScaler is honored: gradients are unscaled
         inside, and a step with an overflow is skipped. There is no other check for NaN, as in
-        torch's optimizers: a NaN stays in ``exp_avg``, and its element moves no more. Skip steps
-        with such gradients, or set ``exp_avg`` to 0. ``LocalSteps`` does so by itself.
+        torch's optimizers: a NaN stays in ``exp_avg``, and its element moves no more, nor does an
+        orthogonalized matrix that it is in. Skip steps with such gradients, or set ``exp_avg`` to
+        0. ``LocalSteps`` does so by itself.
 
     Example:
         >>> optimizer = distlion.Lion(model.parameters(), lr=1e-4, weight_decay=0.1)

@@ -41,8 +41,8 @@ def group_params(
         model: The model; read only. Frozen parameters are left out.
         weight_decay: Decay of matrices and embeddings. Norms, biases and other parameters with one
             dim have none.
-        head: Name of the output module, which is not hidden; None: the module that the model's
-            ``get_output_embeddings()`` returns, else the last ``nn.Linear`` in it.
+        head: Name of the output module, which is not hidden. None: the module that the model's
+            ``get_output_embeddings()`` returns, else the last ``nn.Linear``, see Notes.
         exclude: Names of parameters that are not to be orthogonalized either, as patterns for
             ``fnmatch``, such as ``"*.patch_embed.*"``.
 
@@ -61,6 +61,12 @@ def group_params(
         A hidden matrix is a weight of a linear layer or convolution with at least two rows and
         columns. Embeddings, a head, weights that are tied to one of them, low-rank adapters (LoRA),
         and raw parameters, such as a table of positions or a stack of experts, are not.
+
+        In a model with embeddings, the last ``nn.Linear`` is no head if another one has its shape
+        and no embedding has. Such a model computes its outputs by the embedding itself, as in
+        ``F.linear(x, embedding.weight)``, and all its linear layers are hidden. A network of one
+        block may have no two of one shape: give ``head`` the name of the embedding there, and look
+        at ``describe_groups``.
 
     Example:
         >>> groups = distlion.group_params(model, weight_decay=0.1)
@@ -149,8 +155,23 @@ def _find_heads(model: nn.Module, head: str | None) -> list[nn.Module]:
     told = ask() if callable(ask) else None
     if isinstance(told, nn.Module):
         return [told]
-    linear: list[nn.Module] = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    return linear[-1:]
+    linear = _list_linear(model)
+    if not linear:
+        return []
+    shapes = [each.weight.shape for each in linear]
+    embedded = [each.weight.shape for each in model.modules() if isinstance(each, _EMBEDDINGS)]
+    is_hidden = embedded and shapes.count(shapes[-1]) > 1 and shapes[-1] not in embedded
+    return [] if is_hidden else [linear[-1]]
+
+
+def _list_linear(model: nn.Module) -> list[nn.Linear]:
+    """List the linear layers of a model, in order, without adapters."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        if not any(fnmatchcase(f"{name}.weight", pattern) for pattern in _ADAPTERS)
+    ]
 
 
 def _match(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[int]:
