@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import study_path  # noqa: F401
 import torch
 from flat_layout import CoinTable, FlatLayout, ParameterMeans
-from methods import find_head, split_decay
+from inner_kinds import find_head
+from methods import split_decay
 from runs import RunConfig
 from schedule import Run, rate_factor
 from torch import Tensor, nn

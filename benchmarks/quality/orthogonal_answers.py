@@ -11,12 +11,13 @@ from answers import Answer, Claim, are_beside, list_claims
 from cells import Cell, Choice, Find, choose_rate
 from design import choose_recipe, make_cell
 from differences import Verdict
-from orthogonal_design import BY_FAN_IN, ORTHOGONAL_PARTS, RULES
+from orthogonal_design import BY_FAN_IN, EVERY, ORTHOGONAL_PARTS, RULES
 from settings import CAUTIOUS, ORTHOGONAL, RATE_FROM, SETTINGS
 
 NEEDED = ("o-text", "o-images", "o-workers", "o-wider", "o-longer")
 LEAST_LEAD_NATS, MOST_BEHIND_POINTS = 0.02, 0.3
 MOST_WORKERS = 8
+MOST_LOST_NATS = 0.01
 FACTORS = (0.25, 0.5, 1.0, 2.0)
 WIDTHS = (64, 128, 256)
 MOST_DRIFT = 2.0
@@ -52,15 +53,13 @@ def decide_recipe(claims: Sequence[Claim]) -> Answer:
     """Return whether the recipe becomes orthogonalized votes."""
     asked = [each for each in claims if _speaks_for_recipe(each)]
     known = [each for each in asked if each.difference.is_whole]
-    failing = [each for each in known if not _holds(each)]
-    needed = [each for each in asked if each.part in NEEDED]
-    parts = {each.part for each in needed}
+    # Verdicts move while other comparisons are open, means of complete cells do not.
+    is_final = _has_all(claims)
+    failing = [each for each in known if not _holds(each, by_verdict=is_final)]
     if failing:
         text = "no"
-    elif parts < set(NEEDED) or any(each not in known for each in needed):
-        text = "not yet"
     else:
-        text = "yes"
+        text = "yes" if is_final else "not yet"
     leading = [each for each in known if each.difference.verdict is Verdict.LEADS]
     question = "Does the recipe become orthogonalized votes?"
     return Answer(question, known, failing, len(leading), text)
@@ -73,11 +72,19 @@ def _speaks_for_recipe(claim: Claim) -> bool:
     return is_votes and is_beside_adamw and claim.is_even and is_small
 
 
-def _holds(claim: Claim) -> bool:
+def _has_all(claims: Sequence[Claim]) -> bool:
+    """Return whether the votes of all needed parts are there, and all that they are beside."""
+    needed = [each for each in claims if each.part in NEEDED]
+    voted = {each.part for each in needed if each.cell.method.startswith(ORTHOGONAL)}
+    return voted == set(NEEDED) and all(each.difference.is_whole for each in needed)
+
+
+def _holds(claim: Claim, *, by_verdict: bool) -> bool:
     difference = claim.difference
     if claim.cell.setting.task == "images":
         return difference.mean <= MOST_BEHIND_POINTS
-    return difference.verdict is Verdict.LEADS and difference.mean <= -LEAST_LEAD_NATS
+    leads = difference.verdict is Verdict.LEADS or not by_verdict
+    return leads and difference.mean <= -LEAST_LEAD_NATS
 
 
 @dataclass(frozen=True)
@@ -135,10 +142,48 @@ def _loss_at(choice: Choice, rate: float) -> float:
 
 
 def choose_factor(cells: Sequence[RateCell]) -> float | None:
-    """Return the factor of AdamW's rate whose largest regret is the lowest; None for no cells."""
-    if not cells:
-        return None
-    return min(FACTORS, key=lambda factor: max(each.regrets[factor] for each in cells))
+    """Return the factor of AdamW's rate whose largest regret is the lowest.
+
+    Returns:
+        The factor; None without cells, or if no factor was tried in all of them.
+    """
+    largest = {factor: max(each.regrets[factor] for each in cells) for factor in FACTORS if cells}
+    tried = [factor for factor, regret in largest.items() if math.isfinite(regret)]
+    return min(tried, key=largest.__getitem__, default=None)
+
+
+@dataclass(frozen=True)
+class Every:
+    """A way to orthogonalize in some steps only.
+
+    Attributes:
+        method: Name.
+        rate: The best rate.
+        loss: Validation loss there.
+    """
+
+    method: str
+    rate: float
+    loss: float
+
+
+def list_every(find: Find) -> list[Every]:
+    """List what is known of orthogonalizing in every step, and in some."""
+    found = []
+    for method in EVERY:
+        choice = choose_rate(make_cell("text-small-1k", method), find)
+        if choice.rate is not None:
+            found.append(Every(method, choice.rate, choice.losses[choice.rate]))
+    return found
+
+
+def decide_every(found: Sequence[Every]) -> str:
+    """Return whether orthogonalizing in every second step becomes an option."""
+    losses = {each.method: each.loss for each in found}
+    if not set(EVERY[:3]) <= set(losses):
+        return "not yet"
+    each_step, *second = (losses[method] for method in EVERY[:3])
+    return "yes" if min(second) - each_step <= MOST_LOST_NATS else "no"
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,14 @@ from design import choose_recipe, make_cell
 from orthogonal_answers import (
     FACTORS,
     MOST_DRIFT,
+    MOST_LOST_NATS,
     RateCell,
     WidthRates,
     choose_factor,
+    decide_every,
     decide_fan_in,
     decide_recipe,
+    list_every,
     list_orthogonal_claims,
     list_rate_cells,
     list_width_rates,
@@ -71,6 +74,7 @@ def _lay_out(find: Find) -> Iterator[Block]:
         [row_of_answer(decide_recipe(claims))],
     )
     yield from _lay_out_rates(find)
+    yield from _lay_out_every(find)
     yield Heading("What has been run")
     header = ["part", "cells", "complete", "runs open", "runs reported", "of these on a GPU"]
     yield Table(header, list(rows_of_progress(find, ORTHOGONAL_PARTS)))
@@ -106,7 +110,7 @@ def _lay_out_rates(find: Find) -> Iterator[Block]:
     yield Paragraph(
         "Validation loss of orthogonalized votes at a factor of AdamW's best rate, less the lowest "
         "one of the cell, in nats. *Not tried* is farther from the best rate than what was tried. "
-        f"The largest loss is the smallest with a factor of {choose_factor(cells):g}."
+        + _describe_factor(choose_factor(cells))
     )
     yield Table(
         ["setting", "N", "AdamW's rate", "best rate", *(f"x {each:g}" for each in FACTORS)],
@@ -124,6 +128,26 @@ def _lay_out_rates(find: Find) -> Iterator[Block]:
             ["method", *(f"width {width}" for width in widths)],
             [_row_of_widths(each, widths) for each in found],
         )
+
+
+def _lay_out_every(find: Find) -> Iterator[Block]:
+    found = list_every(find)
+    if not found:
+        return
+    yield Heading("Orthogonalizing in some steps only")
+    yield Paragraph(
+        "`text-small-1k`, 4 workers, validation loss of one seed at the best rate. It becomes an "
+        f"option if every second step loses at most {MOST_LOST_NATS:g} nats to every step: "
+        f"{decide_every(found)}."
+    )
+    rows = [[each.method, f"{each.rate:g}", f"{each.loss:.4f}"] for each in found]
+    yield Table(["method", "rate", "validation loss"], rows)
+
+
+def _describe_factor(factor: float | None) -> str:
+    if factor is None:
+        return "No factor was tried in all cells."
+    return f"The largest loss is the smallest with a factor of {factor:g}."
 
 
 def _row_of_rates(cell: RateCell) -> list[str]:

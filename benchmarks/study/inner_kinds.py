@@ -42,7 +42,7 @@ def build_over(name: str, model: nn.Module, run: MethodRun) -> VirtualWorkers:
             than DiLoCo's with a plain outer step.
     """
     base, kind = split_inner(name)
-    groups = group_params(model, weight_decay=run.weight_decay, head=_find_head(model))
+    groups = group_params(model, weight_decay=run.weight_decay, head=find_head(model))
     make = partial(make_inner, kind, groups)
     if votes := read_local_votes(base):
         return DeltaVotes(
@@ -56,8 +56,8 @@ def build_over(name: str, model: nn.Module, run: MethodRun) -> VirtualWorkers:
     )
 
 
-def _find_head(model: nn.Module) -> str | None:
-    # Its output weights are those of an embedding; the last linear layer is hidden.
+def find_head(model: nn.Module) -> str | None:
+    """Return the embedding whose weights are the output's too; None for a last linear layer."""
     return "bytes" if isinstance(model, SmallGPT) else None
 
 
@@ -87,5 +87,5 @@ def make_inner(kind: str, groups: Groups, run: MethodRun) -> torch.optim.Optimiz
 
 def make_alone(kind: str, model: nn.Module, run: MethodRun) -> torch.optim.Optimizer:
     """Make the inner optimizer of a kind over the model's own parameters."""
-    groups = group_params(model, weight_decay=run.weight_decay, head=_find_head(model))
+    groups = group_params(model, weight_decay=run.weight_decay, head=find_head(model))
     return make_inner(kind, groups, replace(run, params=list(model.named_parameters())))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from feedback import FeedbackVote
-from inner_kinds import build_over, split_inner
+from inner_kinds import build_over, find_head, split_inner
 from masked import MaskedVote
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
@@ -133,11 +133,6 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     return find_method(name).enter(entry)
 
 
-def find_head(model: nn.Module) -> str | None:
-    """Return the embedding whose weights are the output's too; None for a last linear layer."""
-    return "bytes" if hasattr(model, "bytes") else None
-
-
 def split_decay(name: str) -> tuple[str, float]:
     """Split a name into what is before ``-decay-025`` or ``-decay-4``, and the factor."""
     match = _DECAY.fullmatch(name)
@@ -196,7 +191,9 @@ def _vote_by_fan_in(entry: MethodRun, betas: tuple[float, float]) -> VirtualVoti
             continue
         for name, param in group["params"]:
             factor = math.sqrt(_PLAIN_FAN_IN / param[0].numel())
-            groups.append({**group, "params": [(name, param)], "rate_factor": factor})
+            # Decay stays the same share of a weight.
+            own = {"params": [(name, param)], "weight_decay": entry.weight_decay / factor}
+            groups.append(group | own | {"rate_factor": factor})
     cluster = VirtualCluster(
         groups,
         entry.lr,

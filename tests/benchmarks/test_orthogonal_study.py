@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,6 +82,45 @@ def test_images_may_trail_by_the_margin_and_no_more(quality: Any, points: float,
     answer = decide(quality, but_images)
     assert answer.text == text
     assert [each.setting for each in answer.failing] == ([] if text == "yes" else ["images-3"])
+
+
+def test_an_early_verdict_does_not_decide_no(quality: Any) -> None:
+    """A lead that is not shown yet may be shown once other comparisons are complete."""
+    score = best_at((VOTES, -0.05))
+
+    def noisy(run: Any) -> tuple[float, list[float]]:
+        loss, units = score(run)
+        spread = 0.04 * (run.seed - 3) if VOTES in run.method else 0.0
+        return loss, [unit + spread for unit in units]
+
+    assert decide(quality, noisy, ["o-text"]).text == "not yet"
+    assert decide(quality, noisy).text == "no"
+
+
+def test_no_factor_is_advised_where_none_was_tried_everywhere(quality: Any) -> None:
+    answers = quality.orthogonal_answers
+    never = answers.RateCell("a", 4, 1.0, 9.0, dict.fromkeys(answers.FACTORS, math.inf))
+    half = answers.RateCell("b", 4, 1.0, 0.5, {0.25: 0.1, 0.5: 0.0, 1.0: 0.2, 2.0: math.inf})
+    assert answers.choose_factor([half]) == 0.5
+    assert answers.choose_factor([half, never]) is None
+    assert answers.choose_factor([]) is None
+
+
+@pytest.mark.parametrize(("lost", "text"), [(0.009, "yes"), (0.011, "no")])
+def test_every_second_step_is_an_option_if_it_loses_little(
+    quality: Any, lost: float, text: str
+) -> None:
+    archive = Archive(quality, best_at(("-2-stale", lost), ("-2-lion", 0.1)))
+    every = parts(quality, "o-every")
+    first, *_ = quality.orthogonal_design.EVERY
+    assert (
+        quality.orthogonal_answers.decide_every(quality.orthogonal_answers.list_every(archive.find))
+        == "not yet"
+    )
+    archive.complete(every)
+    found = quality.orthogonal_answers.list_every(archive.find)
+    assert found[0].method == first
+    assert quality.orthogonal_answers.decide_every(found) == text
 
 
 def test_text_with_32_workers_does_not_count(quality: Any) -> None:
@@ -185,6 +225,8 @@ def test_rate_of_a_matrix_goes_by_its_fan_in(quality: Any) -> None:
     assert factors[8, 16] == 2.0
     assert factors[64, 8] == pytest.approx(8**0.5)
     assert factors[4, 64] == 1.0  # the head is no hidden matrix
+    decays = [group.get("rate_factor", 1.0) * group["weight_decay"] for group in groups]
+    assert decays == pytest.approx([run.decay / run.lr] * len(groups))
 
 
 def test_orthogonalizing_in_every_step_is_the_vote_of_the_library(quality: Any) -> None:

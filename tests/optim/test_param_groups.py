@@ -244,13 +244,13 @@ def test_hidden_matrices_alone_are_orthogonalized(
 def test_a_head_and_patterns_leave_matrices_out() -> None:
     model, _ = make_cnn()
     groups = group_params(model, head="classifier.0", exclude=["features.*"])
-    hidden = [name for group in groups if "orthogonalize" in group for name, _ in group["params"]]
+    hidden = [name for group in groups if group["orthogonalize"] for name, _ in group["params"]]
     assert hidden == ["classifier.2.weight"]
 
 
 def list_hidden(model: nn.Module, **arguments: Any) -> set[str]:
     groups = group_params(model, **arguments)
-    return {name for group in groups if "orthogonalize" in group for name, _ in group["params"]}
+    return {name for group in groups if group["orthogonalize"] for name, _ in group["params"]}
 
 
 def test_one_block_without_a_head_takes_the_name_of_the_embedding() -> None:
@@ -285,7 +285,7 @@ def test_a_misspelt_name_is_refused(
 def test_a_table_shows_where_each_parameter_went() -> None:
     groups = group_params(make_cnn()[0], weight_decay=0.1)
     text = describe_groups(groups)
-    assert "orthogonalize=True\n    features.0.weight  (8, 3, 3, 3)" in text
+    assert "orthogonalize=True, cautious=False, weight_decay=0.1\n    features.0.weight  (8, 3, 3, 3)" in text
     optimizer = distlion.Lion(groups)
     assert "classifier.2.bias  (10,)" in describe_groups(optimizer.param_groups)
 
@@ -317,3 +317,30 @@ def test_a_state_keeps_the_option_and_a_misfit_is_refused() -> None:
     saved["state"] = {}
     with pytest.raises(errors.CheckpointError):
         distlion.Lion([vector]).load_state_dict(saved)
+
+
+def test_decay_is_the_optimizers_where_none_is_given() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = distlion.Lion(group_params(model), lr=0.1, weight_decay=0.3, cautious=True)
+    decays = {
+        tuple(param.shape): group["weight_decay"]
+        for group in optimizer.param_groups
+        for param in group["params"]
+    }
+    assert decays == {(4, 4): 0.3, (2, 4): 0.3, (4,): 0.0, (2,): 0.0}
+
+
+def test_mask_of_the_optimizer_does_not_reach_matrices() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
+    optimizer = distlion.Lion(group_params(model), lr=0.1, cautious=True)
+    matrices, *others = optimizer.param_groups
+    assert (matrices["orthogonalize"], matrices["cautious"]) == (True, False)
+    assert all(group["cautious"] for group in others)
+
+
+def test_convolutions_that_are_no_matrix_stay_out() -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.ConvTranspose2d(8, 8, 3, bias=False)),
+        *(nn.Conv2d(8, 8, 3, bias=False), nn.Flatten(), nn.Linear(8, 2, bias=False)),
+    )
+    assert list_hidden(model) == {"2.weight"}

@@ -36,7 +36,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     Equation:
         X = C / ||C||_F, transposed if it has more rows than columns
         5 times: A = X X^T;  X = a X + (b A + c A A) X        (a, b, c = 3.4445, -4.7750, 2.0315)
-        (Muon, K. Jordan et al., 2024; singular values end between about 0.7 and 1.2)
+        (Muon, K. Jordan et al., 2024; singular values end between about 0.7 and 1.2,
+        but for those below a thousandth of the norm)
 
     Args:
         matrices: (..., rows, columns), floating. Read only.

@@ -31,7 +31,7 @@ _ADAPTERS = ("*lora_*",)
 def group_params(
     model: nn.Module,
     *,
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     head: str | None = None,
     exclude: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
@@ -39,8 +39,8 @@ def group_params(
 
     Args:
         model: The model; read only. Frozen parameters are left out.
-        weight_decay: Decay of matrices and embeddings. Norms, biases and other parameters with one
-            dim have none.
+        weight_decay: Decay of matrices and embeddings; None: that of the optimizer. Norms, biases
+            and other parameters with one dim have none.
         head: Name of the output module, which is not hidden. None: the module that the model's
             ``get_output_embeddings()`` returns, else the last ``nn.Linear``, see Notes.
         exclude: Names of parameters that are not to be orthogonalized either, as patterns for
@@ -48,8 +48,8 @@ def group_params(
 
     Returns:
         Up to three groups for ``DistributedLion``, ``Lion`` or ``VirtualCluster``, without empty
-        ones. Each has "params", a list of (name, parameter); "weight_decay"; and "orthogonalize"
-        or "cautious".
+        ones. Each has "params", a list of (name, parameter); "orthogonalize" and "cautious", one
+        of them True; and "weight_decay", unless it is the optimizer's.
 
     Raises:
         InvalidArgumentError: There is no such head, or a pattern matches nothing.
@@ -60,7 +60,9 @@ def group_params(
 
         A hidden matrix is a weight of a linear layer or convolution with at least two rows and
         columns. Embeddings, a head, weights that are tied to one of them, low-rank adapters (LoRA),
-        and raw parameters, such as a table of positions or a stack of experts, are not.
+        convolutions that are transposed or have groups of channels, and raw parameters, such as a
+        table of positions or a stack of experts, are not. Where nothing tells the head, as in a
+        model that returns hidden states, the last ``nn.Linear`` is taken for it.
 
         In a model with embeddings, the last ``nn.Linear`` is no head if another one has its shape
         and no embedding has. Such a model computes its outputs by the embedding itself, as in
@@ -77,7 +79,7 @@ def group_params(
     named = {name: param for name, param in model.named_parameters() if param.requires_grad}
     outside = _list_outside(model, head) | _match(named, exclude)
     hidden = _list_hidden(model)
-    groups: dict[tuple[str, float], list[tuple[str, Tensor]]] = {}
+    groups: dict[tuple[str, float | None], list[tuple[str, Tensor]]] = {}
     for name, param in named.items():
         is_matrix = id(param) in hidden and id(param) not in outside
         decay = weight_decay if param.ndim > 1 else 0.0
@@ -85,8 +87,9 @@ def group_params(
     return [
         {
             "params": params,
-            "weight_decay": decay,
-            **({"orthogonalize": True} if kind == MATRICES else {"cautious": True}),
+            "orthogonalize": kind == MATRICES,
+            "cautious": kind == OTHERS,
+            **({} if decay is None else {"weight_decay": decay}),
         }
         for (kind, decay), params in sorted(groups.items(), key=lambda item: item[0][0])
     ]
@@ -123,6 +126,8 @@ def _list_hidden(model: nn.Module) -> set[int]:
         # transformers has a linear layer of its own, with transposed weights.
         if type(module).__name__ == "Conv1D":
             names.append("weight")
+        if isinstance(module, nn.modules.conv._ConvNd) and (module.groups > 1 or module.transposed):
+            continue  # its weight is no matrix from all inputs to all outputs
         for name in names:
             param = getattr(module, name, None)
             if isinstance(param, Tensor) and matrix_shape(param.shape) is not None:

@@ -42,7 +42,7 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
 
 
 READ_ONCE = ("aggregation", "momentum_selected", "orthogonalize", "param_names", "worker")
-"""Keys that no step reads: they settled buckets, momenta and their owner at construction."""
+"""Keys that are fixed at construction, which lays out buckets, momenta and matrices by them."""
 
 
 class FixedGroups:
@@ -97,7 +97,7 @@ class FixedGroups:
         for number, key, now, before in self._find_changed(groups):
             raise InvalidArgumentError(
                 f"{key} of group {number} is {now!r}, and was {before!r} when this optimizer was "
-                "made, which alone reads it. Set it back, or make a new optimizer"
+                "made, and is fixed since. Set it back, or make a new optimizer"
             )
 
     def _find_changed(

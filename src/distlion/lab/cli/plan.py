@@ -92,7 +92,8 @@ _Threshold = Annotated[
 _Width = Annotated[
     int,
     whole_option(
-        help="Width of the network, for votes on orthogonalized directions.", show_default="plain"
+        help="Width of the network, for votes on orthogonalized directions (an upper bound).",
+        show_default="plain",
     ),
 ]
 _PricePerGpuHour = Annotated[float, number_option(help="Price of a worker for an hour.")]

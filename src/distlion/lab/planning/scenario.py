@@ -41,7 +41,7 @@ class Scenario:
             each step (``MomentumSync``); None for never.
         momentum_sync_bits: Bits of a momentum on the uplink: 32, 16 or 8. Means come back in 32.
         orthogonalized_width: Width of the network, if votes are on orthogonalized directions; 0 if
-            they are not.
+            they are not. All parameters count as matrices, so the time is an upper bound.
         price_per_gpu_hour: Price of one worker for an hour.
         price_per_gb: Price of 10^9 bytes that a node sends.
 

@@ -114,13 +114,14 @@ def _sent_bytes(pattern: Exchange, shape: BucketShape, rank: int) -> int:
 def _arithmetic_s(scenario: Scenario, rule: Aggregation) -> float:
     """Return the seconds of encode and commit; a single node encodes nothing."""
     machine, own = scenario.machine, scenario.own_params
+    orthogonalize_s = machine.orthogonalize_s(own, scenario.orthogonalized_width)
     if scenario.nodes == 1:
-        return machine.commit_s(scenario.n_params, scenario.n_params, 0)
+        return machine.commit_s(scenario.n_params, scenario.n_params, 0) + orthogonalize_s
     planes = rule.reply_planes(scenario.nodes)
     state_s = machine.pass_s(own * STATE_BYTES) if rule.worker_state else 0.0
     return (
         machine.encode_s(own, rule.vote_planes)
-        + machine.orthogonalize_s(own, scenario.orthogonalized_width)
+        + orthogonalize_s
         + state_s
         + machine.commit_s(scenario.n_params, own, planes)
     )

@@ -48,7 +48,8 @@ def find_method(name: str) -> Method:
     """Return the method of a name in ``METHOD_NAMES``, for ``distlion compare``.
 
     Raises:
-        InvalidArgumentError: There is none, or its momenta cannot be averaged in this way.
+        InvalidArgumentError: There is none, or its momenta cannot be averaged in this way, or its
+            rule cannot vote on orthogonalized directions.
     """
     method = find_mean(name) or find_periodic(name) or WEIGHED.get(name) or _find_vote(name)
     if method is None:
@@ -97,8 +98,13 @@ def _find_vote(name: str) -> Method | None:
     signum = _SIGNUM.get(synced["stem"] if synced else name)
     if signum is not None:
         rule, betas, description = signum
-    elif base in RULES and not (orthogonal and isinstance(RULES[base].rule, MaskedVote)):
+    elif base in RULES:
         rule = RULES[base].rule
+        if orthogonal and isinstance(rule, MaskedVote):
+            raise InvalidArgumentError(
+                f"method {name!r}: a mask at the counter made votes on orthogonalized matrices "
+                f"worse. Expected another rule, such as 'majority{ORTHOGONAL}'"
+            )
         description = describe_variant(
             RULES[base].description, cautious, betas, orthogonal=orthogonal
         )
@@ -159,8 +165,13 @@ def _make_lion_cub() -> Method:
 
 def _list_plain_votes() -> list[str]:
     """Return every name without betas; each number of bits has a name of its own."""
-    variants = [f"{name}{end}" for end in (CAUTIOUS, ORTHOGONAL) for name in RULES]
-    return [*RULES, *variants, *_SIGNUM]
+    cautious = [f"{name}{CAUTIOUS}" for name in RULES]
+    orthogonal = [
+        f"{name}{ORTHOGONAL}"
+        for name, named in RULES.items()
+        if not isinstance(named.rule, MaskedVote)
+    ]
+    return [*RULES, *cautious, *orthogonal, *_SIGNUM]
 
 
 # For messages and help. P is 1 to 8 bits, at most 2 for feedback. A and B are digits of betas. K is

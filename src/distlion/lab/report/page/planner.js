@@ -208,7 +208,9 @@ const planner = (() => {
       momentaBytes = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, part, rank).sent));
       late = Math.max(exchangeS(model, pattern, part, link), momentaBytes * machine.vote_wire_s_per_byte);
     }
-    let arithmetic = commitS(model, machine, scenario.n_params, scenario.n_params, 0), host = 0;
+    const orthogonalize =
+      (model.orthogonalize_operations * scenario.orthogonalized_width * own) / machine.operations_per_s;
+    let arithmetic = commitS(model, machine, scenario.n_params, scenario.n_params, 0) + orthogonalize, host = 0;
     if (workers > 1) {
       const work = pattern.work(shape), bytes = pattern.plan(model, shape, 0);
       const counted = rule.keeps_state ? (work.counted * 8) / rule.vote_planes : 0;
@@ -217,7 +219,7 @@ const planner = (() => {
         + (bytes.sent + bytes.received) / machine.frame_bytes_per_s
         + work.written * machine.write_frame_s + work.read * machine.read_frame_s);
       arithmetic = encodeS(model, machine, own, rule.vote_planes)
-        + (model.orthogonalize_operations * scenario.orthogonalized_width * own) / machine.operations_per_s
+        + orthogonalize
         + (rule.keeps_state ? (own * model.state_bytes) / machine.commit_bytes_per_s : 0)
         + commitS(model, machine, scenario.n_params, own, planes) + host;
     }
