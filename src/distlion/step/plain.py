@@ -49,7 +49,7 @@ class PlainLion(torch.optim.Optimizer):
             segments, kept = self._read(group, vote)
             # 1. What this worker sends: for most rules the sign of beta1 m + (1 - beta1) g.
             sent, finite = vote.encode(_PLAIN, segments, kept, coins, device=_HOST)
-            voted = torch.tensor([segment.grad is not None for segment in segments], device=_HOST)
+            voted = finite.new_tensor([segment.grad is not None for segment in segments])
             # 2. All workers' votes, and the parameters on which they voted; the result of the vote.
             votes, present = _gather(sent.flatten()), _gather(voted)
             result = vote.count(_PLAIN, votes, present, 0, coins)
