@@ -285,7 +285,8 @@ def test_a_misspelt_name_is_refused(
 def test_a_table_shows_where_each_parameter_went() -> None:
     groups = group_params(make_cnn()[0], weight_decay=0.1)
     text = describe_groups(groups)
-    assert "orthogonalize=True, cautious=False, weight_decay=0.1\n    features.0.weight  (8, 3, 3, 3)" in text
+    settings = "orthogonalize=True, cautious=False, weight_decay=0.1"
+    assert f"{settings}\n    features.0.weight  (8, 3, 3, 3)" in text
     optimizer = distlion.Lion(groups)
     assert "classifier.2.bias  (10,)" in describe_groups(optimizer.param_groups)
 
