@@ -22,7 +22,7 @@ from drawn import draw
 
 HYPER = Coefficients(0.9, 0.95, 1e-3, 0.0, orthogonalize=True)
 BATCH_ATOL = 1e-5
-"""A batch rounds its products otherwise: 5e-7 after five iterations, measured for 7 x 30."""
+"""A batch rounds its products otherwise: 7e-7 after five iterations, measured for 7 x 30."""
 
 
 def make_segments(shapes: Sequence[tuple[int, ...]]) -> list[Segment]:

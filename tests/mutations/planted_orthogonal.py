@@ -42,8 +42,8 @@ ORTHOGONAL = (
         "orthogonal: products on a CPU are batched, and round as the bucket is large",
         FILE,
         "whole = orthogonalize_batch(directions, shapes[batch[0]])",
-        "many = [c.view(shapes[batch[0]]) for c in directions * len(chosen)]\n"
-        "        whole = list(orthogonalize(torch.stack(many)))[: len(batch)]",
+        "(c,) = (each.view(shapes[batch[0]]) for each in directions)\n"
+        "        whole = [orthogonalize(c.repeat(len(chosen), 1, 1))[1 % len(chosen)]]",
         (COMPANY,),
     ),
     Mutation(
