@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 from cluster import COVERAGE_VARIABLE, start_server
+from forked_programs import Programs
 
 pytest_plugins = ["small_disk"]
 
@@ -63,6 +65,13 @@ def one_server_of_forks(request: pytest.FixtureRequest) -> None:
     # The server imports for seconds: not for tests that start no workers.
     if any(item.get_closest_marker("distributed") for item in request.session.items):
         start_server()
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    """What runs programs in forks of one interpreter, for all tests that ask for it."""
+    with Programs() as programs:
+        yield programs
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,8 @@
 
     with Programs() as programs:
         ended = programs.run("import torch; print(1)", tmp_path, RANK="0")
+        program = programs.start("import sys; print(sys.argv[1])", tmp_path, "an argument")
+        ended = program.end()
 
 To start an interpreter, import torch and make a first optimizer takes 3 seconds; a fork of one that
 has imported all of it takes milliseconds. A program runs as ``__main__`` up to the end of its
@@ -30,11 +32,31 @@ class Ended:
 
     Attributes:
         status: Its exit status, or the negative number of a signal.
-        text: All that it wrote.
+        text: What it wrote; without what it wrote to stderr where that is kept apart.
+        errors: What it wrote to stderr, kept apart.
     """
 
     status: int
     text: str
+    errors: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that has been started; its parent is the process that forks."""
+
+    programs: Programs
+    pid: int
+    logs: tuple[str, str]
+
+    def end(self) -> Ended:
+        """Wait for the end of the program, and return how it ended."""
+        status = self.programs.ask({"pid": self.pid})
+        texts = []
+        for log in self.logs:
+            texts.append(Path(log).read_text())
+            os.unlink(log)
+        return Ended(status, *texts)
 
 
 class Programs:
@@ -51,17 +73,32 @@ class Programs:
 
     def run(self, code: str, folder: Path, **environment: str) -> Ended:
         """Run a program in a folder, with variables beside the ones of this process."""
+        return self.start(code, folder, merges=True, **environment).end()
+
+    def start(
+        self, code: str, folder: Path, *arguments: str, merges: bool = False, **environment: str
+    ) -> Program:
+        """Start a program as ``run`` does, with arguments, and stderr apart unless it merges."""
+        logs = []
+        for _ in range(2):
+            descriptor, log = tempfile.mkstemp(prefix="distlion-program-")
+            os.close(descriptor)
+            logs.append(log)
+        request = {
+            "code": code,
+            "folder": str(folder),
+            "arguments": arguments,
+            "environment": {**os.environ, **environment},
+            "logs": [logs[0], logs[0 if merges else 1]],
+        }
+        return Program(self, self.ask(request), (logs[0], logs[1]))
+
+    def ask(self, request: dict[str, Any]) -> int:
+        """Send a request to the process that forks; return the number that it answers."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        with tempfile.NamedTemporaryFile("r") as log:
-            request = {
-                "code": code,
-                "folder": str(folder),
-                "environment": {**os.environ, **environment},
-                "log": log.name,
-            }
-            print(json.dumps(request), file=self._server.stdin, flush=True)
-            return Ended(int(self._server.stdout.readline()), log.read())
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        return int(self._server.stdout.readline())
 
 
 def enter(request: dict[str, Any]) -> None:
@@ -69,24 +106,30 @@ def enter(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    log = os.open(request["log"], os.O_WRONLY)
-    for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+    logs = [os.open(log, os.O_WRONLY | os.O_APPEND) for log in request["logs"]]
+    for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *logs)):
         os.dup2(descriptor, number)
     # As ``python -c`` has them: not the folder and the name of this file.
-    sys.path[0], sys.argv = "", ["-c"]
+    sys.path[0], sys.argv = "", ["-c", *request["arguments"]]
     # It ends a program that does not end by itself.
     signal.alarm(TIMEOUT_S)
 
 
 def serve() -> str | None:
-    """Fork for every request, and answer when the fork has ended; in a fork, return its code."""
+    """Start each program in a fork, and answer its process; there, return the program.
+
+    A request with a process is to wait for its end, and to answer its status.
+    """
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
+        if "pid" in request:
+            print(os.waitstatus_to_exitcode(os.waitpid(request["pid"], 0)[1]), flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
             enter(request)
             return str(request["code"])
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        print(pid, flush=True)
     return None
 
 

@@ -277,12 +277,6 @@ def test_python_block_marked_run_runs(block: Block, programs: Programs, tmp_path
     assert ended.status == 0, f"{block.place}\n{ended.text}"
 
 
-@pytest.fixture(scope="module")
-def programs() -> Iterator[Programs]:
-    with Programs() as programs:
-        yield programs
-
-
 def apply_diff(block: Block) -> tuple[str, str]:
     """Return the program before and after a change."""
     lines = [line or " " for line in block.code.splitlines()]

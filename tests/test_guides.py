@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from forked_programs import Programs
 from test_docs import Block, apply_diff, by_place, diff_blocks, python_blocks
 from tiers import in_tiers
 
@@ -32,33 +30,27 @@ distlion.DistributedLion.step = step
 BLOCKS = [block for block in diff_blocks() if "run" in block.info]
 
 
-def run_workers(code: str, folder: Path) -> list[str]:
+def run_workers(programs: Programs, code: str, folder: Path) -> list[str]:
     """Run a script as torchrun would, and return what each worker prints."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=folder,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(N),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "TORCHELASTIC_RESTART_COUNT": "0",
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    started = [
+        programs.start(
+            code,
+            folder,
+            RANK=str(rank),
+            WORLD_SIZE=str(N),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(store.port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT="0",
+            OMP_NUM_THREADS="1",
         )
         for rank in range(N)
     ]
-    ended = [process.communicate(timeout=300) for process in processes]
-    for process, (_, errors) in zip(processes, ended, strict=True):
-        assert process.returncode == 0, errors
-    return [printed for printed, _ in ended]
+    ended = [program.end() for program in started]
+    for each in ended:
+        assert each.status == 0, each.errors
+    return [each.text for each in ended]
 
 
 def test_there_is_a_whole_script() -> None:
@@ -68,10 +60,10 @@ def test_there_is_a_whole_script() -> None:
 @pytest.mark.parametrize("side", in_tiers(["before", "after"], lambda side: side == "after"))
 @pytest.mark.parametrize("block", BLOCKS, ids=by_place)
 def test_whole_script_runs_and_evaluates_alike_on_all_ranks(
-    block: Block, side: str, tmp_path: Path
+    block: Block, side: str, programs: Programs, tmp_path: Path
 ) -> None:
     before, after = apply_diff(block)
-    printed = run_workers(before if side == "before" else after, tmp_path)
+    printed = run_workers(programs, before if side == "before" else after, tmp_path)
     losses = [re.findall(r"validation loss (\S+)", each) for each in printed]
     assert losses[0] == losses[1] != []
     assert len(re.findall(r"norm of the gradients [\d.]+", printed[0])) == 2
@@ -79,9 +71,9 @@ def test_whole_script_runs_and_evaluates_alike_on_all_ranks(
 
 
 def test_all_workers_save_and_leave_at_one_step_once_one_of_them_was_asked_to(
-    tmp_path: Path,
+    programs: Programs, tmp_path: Path
 ) -> None:
     (block,) = [block for block in python_blocks() if "two-workers" in block.info]
-    printed = run_workers(PREEMPTED + block.code, tmp_path)
+    printed = run_workers(programs, PREEMPTED + block.code, tmp_path)
     assert [each.strip() for each in printed] == [f"left after step {STOPPED_AT + 1}"] * N
     assert (tmp_path / "checkpoints" / "latest").exists()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked_programs import Ended, Programs
 
 pytestmark = pytest.mark.distributed
 
@@ -33,43 +33,40 @@ print("end of the program")
 """
 
 
-def run(folder: Path, steps: int, *more: int) -> list[tuple[int, str, str]]:
+def run(programs: Programs, folder: Path, steps: int, *more: int) -> list[Ended]:
     """Run two ranks, of which rank 1 does so many steps; return how they ended.
 
     Args:
+        programs: What starts them.
         folder: Where they meet.
         steps: Of rank 1; rank 0 does 4, and begins a vote.
         more: At which step rank 1 waits for the end of rank 0's program; whether both destroy their
             process group at its end.
     """
     os.mkfifo(folder / "end")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder), *map(str, (rank, n_steps, *more))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    started = [
+        programs.start(
+            PROGRAM,
+            folder,
+            *map(str, (folder, rank, n_steps, *more)),
+            GLOO_SOCKET_IFNAME="lo",
         )
         for rank, n_steps in enumerate((4, steps))
     ]
-    try:
-        said = [process.communicate(timeout=60) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(each.returncode, *texts) for each, texts in zip(processes, said, strict=True)]
+    return [program.end() for program in started]
 
 
 @pytest.mark.parametrize("destroys", [0, 1])
-def test_a_process_ends_after_its_late_vote(tmp_path: Path, destroys: int) -> None:
-    for status, out, err in run(tmp_path, 4, 3, destroys):
-        assert (status, out) == (0, "end of the program\n"), err
-        assert "late vote" not in err
+def test_a_process_ends_after_its_late_vote(
+    programs: Programs, tmp_path: Path, destroys: int
+) -> None:
+    for ended in run(programs, tmp_path, 4, 3, destroys):
+        assert (ended.status, ended.text) == (0, "end of the program\n"), ended.errors
+        assert "late vote" not in ended.errors
 
 
-def test_a_late_vote_that_fails_at_the_end_is_logged(tmp_path: Path) -> None:
-    (status, out, err), other = run(tmp_path, 3, 2, 0)  # rank 1 leaves without a vote
-    assert (status, out) == (0, "end of the program\n"), err
-    assert "a late vote has failed, and nobody took its outcome: PeerLostError" in err
-    assert other[0] == 0
+def test_a_late_vote_that_fails_at_the_end_is_logged(programs: Programs, tmp_path: Path) -> None:
+    ended, other = run(programs, tmp_path, 3, 2, 0)  # rank 1 leaves without a vote
+    assert (ended.status, ended.text) == (0, "end of the program\n"), ended.errors
+    assert "a late vote has failed, and nobody took its outcome: PeerLostError" in ended.errors
+    assert other.status == 0
