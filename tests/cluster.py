@@ -8,28 +8,27 @@
 
 Starting an interpreter and importing torch takes seconds, so workers are forks of one server
 process that has imported it already. The server is started by the first launch and ends with the
-parent.
+parent. A worker that did its work and left nothing behind waits for more: it can be any rank of a
+later call.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 from typing import Any
+
+from rank_process import GO, STAY, Answer, Job, work
 
 COVERAGE_VARIABLE = "DISTLION_TEST_COVERAGE"
 """JSON of the arguments for coverage, where the parent measures it; conftest.py sets it."""
@@ -48,18 +47,28 @@ PRELOAD = [
     "torch._dynamo",
     "torch.nn.parallel",
     "distlion",
-    "distlion.lab.training.run",
-    "sklearn.datasets",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.vit.modeling_vit",
+    "distlion.crew",
 ]
+
+_MODELS = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.vit.modeling_vit"]
+PRELOAD_FOR = {
+    "lab": ["distlion.lab.training.run", "sklearn.datasets", *_MODELS],
+    "integrations": _MODELS,
+}
+"""What the tests of these folders need besides; it takes as long as everything else."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
 
 
-def start_server() -> None:
-    """Start the server, unless it runs: everything that this process forks later comes from it."""
+def start_server(folders: Collection[str] = ()) -> None:
+    """Start the server, unless it runs: everything that this process forks later comes from it.
+
+    Args:
+        folders: Names of folders below tests from which tests will run.
+    """
+    more = [name for folder in PRELOAD_FOR if folder in folders for name in PRELOAD_FOR[folder]]
+    _context.set_forkserver_preload([*PRELOAD, *more])
     forkserver.ensure_running()
 
 
@@ -71,29 +80,19 @@ class WorkerDiedError(Exception):
     """A rank ended without an answer."""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What one rank sends back; ``error`` is pickled apart, as an exception may not survive it."""
+@dataclass
+class _Worker:
+    """A process of which this one holds the other end of the pipe."""
 
-    ok: bool
-    value: Any
-    error: bytes | None = None
-    error_text: str = ""
+    process: BaseProcess
+    connection: Connection
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What one rank is told; ``payload`` is unpickled only after the test module is imported."""
+_idle: list[_Worker] = []
+"""Living workers that left nothing behind and wait for a job; each can be any rank."""
 
-    module_name: str
-    module_path: str
-    qualified_name: str
-    payload: bytes
-    rank: int
-    world_size: int
-    init_file: str | None
-    environment: dict[str, str]
-    coverage: str | None
+left_behind: list[str] = []
+"""What each worker that was replaced for it had left behind."""
 
 
 def run_workers(
@@ -106,8 +105,13 @@ def run_workers(
     process_group: bool = True,
     environment: dict[str, str] | None = None,
     measured: bool = True,
+    fresh: bool = False,
 ) -> list[Any]:
-    """Call ``function(rank, world_size, *args)`` in ``world_size`` new processes.
+    """Call ``function(rank, world_size, *args)`` in ``world_size`` processes.
+
+    They are those of an earlier call, unless something may happen to them: with ``outcomes``,
+    ``may_die``, ``environment`` or ``fresh``, and without a process group, each is new and ends
+    with the call.
 
     Args:
         function: A function at the top level of an importable file. It runs with one torch thread
@@ -123,6 +127,7 @@ def run_workers(
         environment: Variables set in every worker before ``function``.
         measured: Whether workers measure coverage where the parent does. It doubles the time of
             long runs, which cover nothing that short ones do not.
+        fresh: Whether the processes must not have run anything before.
 
     Returns:
         One item for each rank, in rank order.
@@ -130,40 +135,93 @@ def run_workers(
     Raises:
         WorkersFailedError: A rank raised (without ``outcomes``), or died, or the time was over.
     """
-    with tempfile.TemporaryDirectory(prefix="distlion-test-") as folder:
-        init_file = os.path.join(folder, "rendezvous") if process_group else None
-        connections, processes = [], []
-        try:
+    fresh = fresh or outcomes or may_die or bool(environment) or not process_group
+    workers: list[_Worker] = []
+    kept: list[_Worker] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="distlion-test-") as folder:
+            init_file = os.path.join(folder, "rendezvous") if process_group else None
             for rank in range(world_size):
-                ours, theirs = _context.Pipe()
+                workers.append(_start_worker() if fresh else _take_worker())
                 job = _make_job(
                     function, args, rank, world_size, init_file, environment or {}, measured
                 )
-                process = _context.Process(target=_work, args=(job, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                connections.append(ours)
-                processes.append(process)
-            answers = _collect(connections, timeout_s, release_failed=not (outcomes or may_die))
-        finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.join()
-            for connection in connections:
-                connection.close()
+                workers[rank].connection.send_bytes(pickle.dumps(job))
+            connections = [worker.connection for worker in workers]
+            deadline = time.monotonic() + timeout_s
+            answers = _collect(
+                connections, timeout_s, deadline, release_failed=not (outcomes or may_die)
+            )
+            may_stay = not fresh and all(
+                isinstance(answer, Answer) and answer.ok for answer in answers
+            )
+            kept = _dismiss(workers, answers, deadline, may_stay=may_stay)
+    finally:
+        _end([worker for worker in workers if worker not in kept])
+    _idle.extend(kept)
     if not all(_is_wanted(answer, outcomes, may_die) for answer in answers):
         raise WorkersFailedError(_describe(answers))
     return [_read(answer) for answer in answers]
 
 
-def _is_wanted(answer: _Answer | str, outcomes: bool, may_die: bool) -> bool:
+def _start_worker() -> _Worker:
+    ours, theirs = _context.Pipe()
+    process = _context.Process(target=work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _take_worker() -> _Worker:
+    """Return a worker that waits for a job, or a new one."""
+    while _idle:
+        worker = _idle.pop()
+        if worker.process.is_alive():
+            return worker
+        _end([worker])
+    return _start_worker()
+
+
+def _dismiss(
+    workers: list[_Worker], answers: list[Answer | str], deadline: float, *, may_stay: bool
+) -> list[_Worker]:
+    """Let ranks that answered go, or stay; return those that left nothing behind."""
+    _let_go(
+        [
+            worker.connection
+            for worker, answer in zip(workers, answers, strict=True)
+            if answer == DIED or isinstance(answer, Answer)
+        ],
+        STAY if may_stay else GO,
+    )
+    kept = []
+    for worker in workers:
+        # Until a reply, or until the sockets of the rank are closed and its coverage is written.
+        with contextlib.suppress(EOFError, OSError):
+            if worker.connection.poll(max(0.0, min(10.0, deadline - time.monotonic()))):
+                found = worker.connection.recv_bytes().decode()
+                if found:
+                    left_behind.append(f"{worker.process.pid}: {found}")
+                else:
+                    kept.append(worker)
+    return kept
+
+
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+        worker.connection.close()
+
+
+def _is_wanted(answer: Answer | str, outcomes: bool, may_die: bool) -> bool:
     if isinstance(answer, str):
         return may_die and answer == DIED
     return answer.ok or outcomes or may_die
 
 
-def _read(answer: _Answer | str) -> Any:
+def _read(answer: Answer | str) -> Any:
     if isinstance(answer, str):
         return WorkerDiedError(answer)
     return answer.value if answer.ok else _revive(answer)
@@ -177,10 +235,10 @@ def _make_job(
     init_file: str | None,
     environment: dict[str, str],
     measured: bool,
-) -> _Job:
+) -> Job:
     module = sys.modules[function.__module__]
     assert module.__file__ is not None
-    return _Job(
+    return Job(
         module_name=function.__module__,
         module_path=module.__file__,
         qualified_name=function.__qualname__,
@@ -189,16 +247,17 @@ def _make_job(
         world_size=world_size,
         init_file=init_file,
         environment=environment,
+        directory=os.getcwd(),
+        path=sys.path,
         coverage=os.environ.get(COVERAGE_VARIABLE) if measured else None,
     )
 
 
 def _collect(
-    connections: list[Connection], timeout_s: float, *, release_failed: bool
-) -> list[_Answer | str]:
+    connections: list[Connection], timeout_s: float, deadline: float, *, release_failed: bool
+) -> list[Answer | str]:
     """Wait for all answers; a rank without one is described by a string."""
-    deadline = time.monotonic() + timeout_s
-    answers: list[_Answer | str] = [f"no answer within {timeout_s} s: killed"] * len(connections)
+    answers: list[Answer | str] = [f"no answer within {timeout_s} s: killed"] * len(connections)
     pending = dict(enumerate(connections))
     failed: list[Connection] = []
     release_at = float("inf")
@@ -224,22 +283,16 @@ def _collect(
             if not answer.ok and release_failed:
                 failed.append(connection)
                 release_at = min(release_at, time.monotonic() + RELEASE_AFTER_FAILURE_S)
-    _let_go([c for rank, c in enumerate(connections) if rank not in pending])
-    for connection in connections:
-        # Wait until the sockets of the rank are closed and its coverage is written.
-        with contextlib.suppress(EOFError, OSError):
-            if connection.poll(max(0.0, min(10.0, deadline - time.monotonic()))):
-                connection.recv_bytes()
     return answers
 
 
-def _let_go(connections: list[Connection]) -> None:
+def _let_go(connections: list[Connection], order: bytes = GO) -> None:
     for connection in connections:
         with contextlib.suppress(OSError):
-            connection.send_bytes(b"go")
+            connection.send_bytes(order)
 
 
-def _describe(answers: list[_Answer | str]) -> str:
+def _describe(answers: list[Answer | str]) -> str:
     parts = []
     for rank, answer in enumerate(answers):
         text = answer if isinstance(answer, str) else ("ok" if answer.ok else answer.error_text)
@@ -247,128 +300,10 @@ def _describe(answers: list[_Answer | str]) -> str:
     return "workers failed\n" + "\n".join(parts)
 
 
-def _revive(answer: _Answer) -> BaseException:
+def _revive(answer: Answer) -> BaseException:
     """Return the exception of a rank with its traceback as a note."""
     assert answer.error is not None
     error: BaseException = pickle.loads(answer.error)
     if sys.version_info >= (3, 11):
         error.add_note(answer.error_text)
     return error
-
-
-def _work(job: _Job, connection: Connection) -> None:
-    """Run one rank, answer, and stay until told to go: leaving early would break the peers."""
-    # Control-C reaches the whole foreground group; the parent decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _measured(job.coverage):
-        answer = _answer(job)
-        with contextlib.suppress(OSError):
-            connection.send_bytes(answer)
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv_bytes()
-    # Destructors of a broken process group may abort or wait.
-    os._exit(0)
-
-
-def _answer(job: _Job) -> bytes:
-    try:
-        os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
-        os.environ.update(job.environment)
-        function = _load(job)
-        args = pickle.loads(job.payload)
-        _prepare_torch(job)
-        return pickle.dumps(_Answer(True, function(job.rank, job.world_size, *args)))
-    except BaseException as error:
-        return pickle.dumps(
-            _Answer(False, None, _pickle_error(error), "".join(traceback.format_exception(error)))
-        )
-
-
-def _prepare_torch(job: _Job) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    if job.init_file is not None:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{job.init_file}", rank=job.rank, world_size=job.world_size
-        )
-
-
-def _load(job: _Job) -> Callable[..., Any]:
-    """Find the function; import its module under the parent's name, whatever the import mode."""
-    module = sys.modules.get(job.module_name)
-    if module is None:
-        tests = str(Path(__file__).resolve().parent)
-        if tests not in sys.path:
-            sys.path.insert(0, tests)
-        spec = importlib.util.spec_from_file_location(job.module_name, job.module_path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[job.module_name] = module
-        spec.loader.exec_module(module)
-    found: Any = module
-    for name in job.qualified_name.split("."):
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]
-
-
-def _pickle_error(error: BaseException) -> bytes:
-    """Pickle an exception with its attributes, without calling its constructor again."""
-    state = {}
-    for name, value in vars(error).items():
-        with contextlib.suppress(Exception):
-            pickle.dumps(value)
-            state[name] = value
-    try:
-        data = pickle.dumps(_Frozen(type(error), tuple(map(_plain, error.args)), state))
-        pickle.loads(data)
-        return data
-    except Exception:
-        return pickle.dumps(RuntimeError(f"{type(error).__qualname__}: {error}"))
-
-
-def _plain(value: Any) -> Any:
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return repr(value)
-    return value
-
-
-class _Frozen:
-    """An exception on its way: unpickles as the exception itself."""
-
-    def __init__(
-        self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
-    ) -> None:
-        self.parts = (kind, args, state)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unfreeze, self.parts
-
-
-def _unfreeze(
-    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
-) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-@contextlib.contextmanager
-def _measured(settings: str | None) -> Iterator[None]:
-    """Measure coverage of this process into a file of its own, which pytest-cov combines."""
-    if settings is None:
-        yield
-        return
-    import coverage
-
-    measurement = coverage.Coverage(data_suffix=True, **json.loads(settings))
-    measurement.start()
-    try:
-        yield
-    finally:
-        measurement.stop()
-        measurement.save()

@@ -63,8 +63,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_server_of_forks(request: pytest.FixtureRequest) -> None:
     """Workers of the library's own launcher come from the server of tests/cluster.py too."""
     # The server imports for seconds: not for tests that start no workers.
-    if any(item.get_closest_marker("distributed") for item in request.session.items):
-        start_server()
+    items = [item for item in request.session.items if item.get_closest_marker("distributed")]
+    if items:
+        start_server({part for item in items for part in item.path.parts})
 
 
 @pytest.fixture(scope="session")
