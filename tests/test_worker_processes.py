@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +127,10 @@ def use_a_mesh(rank: int, world_size: int) -> int:
 def test_a_process_whose_caches_hold_a_mesh_is_not_used_again() -> None:
     used = run_workers(use_a_mesh, 2)
     assert not set(used) & set(run_workers(tell_process, 2))
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """Pytest refuses the second one, and a worker would take the first one for it."""
+    folders = Path(__file__).parent.rglob("test_*.py")
+    names = Counter(path.name for path in folders if not (path.parent / "__init__.py").exists())
+    assert [name for name, times in names.items() if times > 1] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-ALONE = ("optim/test_inner_optimizers.py",)
+ALONE = ("optim/test_inner_optimizers_alone.py",)
 WORKERS = ("distributed/test_inner_optimizers.py",)
 SAVED = ("checkpoint/test_inner_optimizers_saved.py",)
 
