@@ -23,6 +23,8 @@ DOCS_EXTRAS := $(TEST_EXTRAS),docs
 INTERPRETED := TRITON_INTERPRET=1
 # What `make test` runs beside everything else; tests/conftest.py marks it.
 APART := tests/crew tests/distributed tests/fuzz tests/integrations
+# Of these, what mostly waits: for members that are silent, and for those that may still come.
+WAITING := tests/crew
 # Where the core that is built with sanitizers is kept between runs.
 SANITIZED := build/sanitize
 # Flower needs older versions of packages than others do.
@@ -55,9 +57,12 @@ test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, 
 	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py $(if $(ARGS),,$(APART:%=--ignore=%)) -m "not slow and not apart" $(ARGS)
 	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
 	}
+	# Beside both, as it leaves the processors alone.
+	crews() { part "crews" $(BIN)/pytest -m "not slow" $(WAITING); }
 	aside others
+	$(if $(ARGS),,aside crews)
 	$(static_parts)
-	part "workers" $(BIN)/pytest -m "not slow and apart" $(or $(ARGS),$(APART))
+	part "workers" $(BIN)/pytest -m "not slow and apart" $(or $(ARGS),$(filter-out $(WAITING),$(APART)))
 	rejoin
 	sum_up
 
@@ -141,9 +146,9 @@ clean:  ## remove the virtual environment and everything that was generated
 .ONESHELL:
 
 # part NAME COMMAND...: run one part and note how it went; aside FUNCTION: run the parts of a function beside those that
-# follow; rejoin: wait for them, show and note them; sum_up: show all notes, fail if one part failed.
+# follow; rejoin: wait for all of these, show and note them; sum_up: show all notes, fail if one part failed.
 define run_parts
-lines=(); failures=0; empty=0; scratch=$$(mktemp -d); log=$$scratch/log; trap 'rm -rf "$$scratch"' EXIT
+lines=(); failures=0; empty=0; asides=(); scratch=$$(mktemp -d); log=$$scratch/log; trap 'rm -rf "$$scratch"' EXIT
 part() {
     local name=$$1 started=$$SECONDS verdict=passed status=0 counted=""
     shift
@@ -157,23 +162,26 @@ part() {
     lines+=("$$(printf '%-14s %-7s %4d s  %s' "$$name" "$$verdict" $$((SECONDS - started)) "$$counted")")
 }
 aside() {
+    asides+=("$$1")
     (
         # A shell lets what it runs in the background ignore Ctrl-C.
         trap - INT EXIT
-        lines=(); failures=0; empty=0; log=$$scratch/log-aside
+        lines=(); failures=0; empty=0; log=$$scratch/log-$$1
         "$$@"
-        printf '%s\n' "$$failures" "$$empty" "$${lines[@]}" >"$$scratch/notes"
-    ) </dev/null >"$$scratch/aside" 2>&1 &
+        printf '%s\n' "$$failures" "$$empty" "$${lines[@]}" >"$$scratch/notes-$$1"
+    ) </dev/null >"$$scratch/shown-$$1" 2>&1 &
 }
 rejoin() {
-    local more_failures more_empty line
+    local more_failures more_empty line name
     wait || true
-    cat "$$scratch/aside"
-    {
-        read -r more_failures; read -r more_empty
-        while IFS= read -r line; do lines+=("$$line"); done
-    } <"$$scratch/notes"
-    failures=$$((failures + more_failures)); empty=$$((empty + more_empty))
+    for name in "$${asides[@]}"; do
+        cat "$$scratch/shown-$$name"
+        {
+            read -r more_failures; read -r more_empty
+            while IFS= read -r line; do lines+=("$$line"); done
+        } <"$$scratch/notes-$$name"
+        failures=$$((failures + more_failures)); empty=$$((empty + more_empty))
+    done
 }
 sum_up() {
     echo; echo "=== summary"
