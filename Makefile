@@ -16,12 +16,13 @@ MINUTES ?= 30
 BIN := $(VENV)/bin
 # `make train` without ARGS: votes, then AdamW on the same data, and both in one picture.
 TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3
-TRAIN_EXTRAS := train
-TEST_EXTRAS := train,netlab,integrations,gpu,dev
-DOCS_EXTRAS := $(TEST_EXTRAS),docs
+# What is installed in place: distlion with extras, and distlion-lab.
+TRAIN_PACKAGES := -e . -e lab
+TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e 'lab[netlab]'
+DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e 'lab[netlab]'
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
-# What `make test` runs beside everything else; tests/conftest.py marks it.
+# What `make test` runs beside everything else; tests/harness.py marks it.
 APART := tests/crew tests/distributed tests/fuzz tests/integrations
 # Of these, what mostly waits: for members that are silent, and for those that may still come.
 WAITING := tests/crew
@@ -52,7 +53,7 @@ train: $(VENV)/.ready-train  ## set up, then train a small language model with f
 
 test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, and sum up
 	@$(run_parts)
-	# Two halves, one for each of two cores: the folders that tests/conftest.py keeps apart, and all others.
+	# Two halves, one for each of two cores: the folders that tests/harness.py keeps apart, and all others.
 	others() {
 	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py $(if $(ARGS),,$(APART:%=--ignore=%)) -m "not slow and not apart" $(ARGS)
 	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
@@ -123,13 +124,14 @@ sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and U
 soak: $(VENV)/.ready-test  ## as root: kill, stop and cut off workers for MINUTES, and compare with a quiet run
 	@$(BIN)/python tests/soak --minutes $(MINUTES) $(ARGS)
 
-wheel: $(VENV)/.ready-test  ## build the wheel into dist/, install it in a clean environment, and test the kernels with it
+wheel: $(VENV)/.ready-test  ## build the wheels into dist/, install that of distlion in a clean environment, and test the kernels with it
 	@rm -rf dist build/wheel
-	echo "building the wheel ..."
-	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist .
+	export DISTLION_RELEASE=1
+	echo "building the wheels ..."
+	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist . ./lab
 	echo "installing it in a clean environment ..."
 	"$(PYTHON)" -m venv build/wheel
-	build/wheel/bin/python -m pip install -qq -c constraints.txt "$$(echo dist/*.whl)[test]"
+	build/wheel/bin/python -m pip install -qq -c constraints.txt "$$(echo dist/distlion-*.whl)[test]"
 	(cd build/wheel && bin/python -m pytest -q -p no:cacheprovider "$(CURDIR)/tests/kernels" $(ARGS))
 	ls -l dist
 
@@ -225,11 +227,11 @@ endef
 define install
 $(system_packages)
 started=$$SECONDS
-echo "installing distlion[$(1)] into $(VENV): some minutes ..."
+echo "installing distlion and distlion-lab into $(VENV): some minutes ..."
 (while sleep 15; do echo "  $$((SECONDS - started)) s"; done) & clock=$$!
 trap 'kill $$clock 2>/dev/null || true' EXIT
 $(BIN)/python -m pip install -qq --no-compile -c constraints.txt pip </dev/null
-$(BIN)/python -m pip install --progress-bar off --no-compile --no-warn-conflicts -c constraints.txt -e '.[$(1)]' </dev/null \
+$(BIN)/python -m pip install --progress-bar off --no-compile --no-warn-conflicts -c constraints.txt $(1) </dev/null \
     2> >(grep -v '^WARNING' >&2) | awk '$(pip_progress)'
 echo "installed in $$((SECONDS - started)) s"
 endef
@@ -245,20 +247,20 @@ endef
 
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 
-$(VENV)/.ready-train: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
-	@$(call install,$(TRAIN_EXTRAS))
+$(VENV)/.ready-train: pyproject.toml lab/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+	@$(call install,$(TRAIN_PACKAGES))
 	touch $@
 
-$(VENV)/.ready-test: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
-	@$(call install,$(TEST_EXTRAS))
+$(VENV)/.ready-test: pyproject.toml lab/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+	@$(call install,$(TEST_PACKAGES))
 	touch $(VENV)/.ready-train $@
 
-$(VENV)/.ready-docs: pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-docs: pyproject.toml lab/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
 	    echo "$$($(BIN)/python --version) is too old for the site, whose tools need 3.11 or later: make docs PYTHON=... VENV=build/venv-docs" >&2
 	    exit 1
 	fi
-	$(call install,$(DOCS_EXTRAS))
+	$(call install,$(DOCS_PACKAGES))
 	touch $(VENV)/.ready-train $(VENV)/.ready-test $@
 
 # An environment that sees all packages of $(VENV) except for distlion, which it has in place, with sanitizers in the core.

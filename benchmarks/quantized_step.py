@@ -21,8 +21,8 @@ from torch import Tensor
 
 from distlion.aggregation import QuantizedVote
 from distlion.kernels import BlockVotes, Coefficients, Coins, Segment, choose_kernels
-from distlion.lab.tasks import TextTask, Tokenizer, batch_loss
 from distlion.layout import BLOCK_WORDS, fill_buckets, place_parameters
+from distlion_lab.tasks import TextTask, Tokenizer, batch_loss
 
 WORKERS = 4
 BETAS = (0.9, 0.99)

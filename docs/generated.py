@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,20 +37,37 @@ def write_commands() -> str:
     """Write a section for each command: what its `--help` prints."""
     from typer.main import get_command
 
-    from distlion.lab.cli import app
+    from distlion.__main__ import write_help
+    from distlion.checkpoint import command as checkpoint
+    from distlion.crew import command as crew
+    from distlion_lab.cli import app
 
     with mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
-        return "\n".join(
-            f"## {name}\n\n```text\n{text}\n```\n"
-            for name, text in walk_commands(get_command(app), "distlion", None)
-        )
+        commands = {"distlion": write_help()}
+        for name, command in get_command(app).commands.items():
+            commands |= walk_commands(command, f"distlion {name}", None)
+        for module in (crew, checkpoint):
+            commands |= walk_parsers(module.make_parser())
+        return "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in commands.items())
+
+
+def walk_parsers(parser: ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Yield name and help of a command and of all those below it."""
+    yield parser.prog, parser.format_help().strip("\n")
+    for action in parser._actions:
+        for inner in action.choices.values() if isinstance(action.choices, dict) else ():
+            yield from walk_parsers(inner)
 
 
 def walk_commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
-    """Yield name and help of a command and of all those below it."""
+    """Yield name and help of a command of typer and of all those below it."""
     command.rich_markup_mode = None
     context = command.make_context(
-        name.split()[-1], [], parent, resilient_parsing=True, terminal_width=COLUMNS
+        name if parent is None else name.split()[-1],
+        [],
+        parent,
+        resilient_parsing=True,
+        terminal_width=COLUMNS,
     )
     yield name, command.get_help(context).strip("\n")
     for inner_name, inner in getattr(command, "commands", {}).items():
@@ -73,7 +91,7 @@ def list_fields(described: type) -> list[tuple[str, str]]:
 
 def write_record() -> str:
     """Write what each field of `record.json` means."""
-    from distlion.lab.training.record import Record
+    from distlion_lab.training.record import Record
 
     return "\n\n".join(f"`{name}`\n: {text}" for name, text in list_fields(Record))
 

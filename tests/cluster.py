@@ -31,7 +31,7 @@ from typing import Any
 from rank_process import GO, STAY, Answer, Job, work
 
 COVERAGE_VARIABLE = "DISTLION_TEST_COVERAGE"
-"""JSON of the arguments for coverage, where the parent measures it; conftest.py sets it."""
+"""JSON of the arguments for coverage, where the parent measures it; harness.py sets it."""
 
 RELEASE_AFTER_FAILURE_S = 2.0
 """Without ``outcomes``: the time that others have to fail too before a failed rank is let go."""
@@ -52,7 +52,7 @@ PRELOAD = [
 
 _MODELS = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.vit.modeling_vit"]
 PRELOAD_FOR = {
-    "lab": ["distlion.lab.training.run", "sklearn.datasets", *_MODELS],
+    "lab": ["distlion_lab.training.run", "sklearn.datasets", *_MODELS],
     "integrations": _MODELS,
 }
 """What the tests of these folders need besides; it takes as long as everything else."""

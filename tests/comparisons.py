@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distlion.lab.training import CompareSettings, PartitionName, Schedule, TaskName
-from distlion.lab.training.run_settings import RunSettings
+from distlion_lab.training import CompareSettings, PartitionName, Schedule, TaskName
+from distlion_lab.training.run_settings import RunSettings
 
 TINY_GPT = {
     "model_type": "gpt2",

@@ -1,6 +1,6 @@
 """Records of runs that never ran."""
 
-from distlion.lab.training.record import Record, describe_versions
+from distlion_lab.training.record import Record, describe_versions
 
 
 def make_record(**changes):

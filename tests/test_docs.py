@@ -164,11 +164,12 @@ def read_commands() -> dict[str, set[str]]:
     Commands of a group are named with it: "netlab run".
     """
     typer_main = pytest.importorskip("typer.main")
-    from distlion.lab.cli import app
+    from distlion.checkpoint import command as checkpoint
+    from distlion.crew import command as crew
+    from distlion_lab.cli import app
 
-    command = typer_main.get_command(app)
-    known = {"": {option for param in command.params for option in param.opts}}
-    pending = list(command.commands.items())
+    known = {"": {"--version"}}
+    pending = list(typer_main.get_command(app).commands.items())
     for name, subcommand in pending:
         inner = getattr(subcommand, "commands", {})
         pending += [(f"{name} {inner_name}", each) for inner_name, each in inner.items()]
@@ -176,6 +177,11 @@ def read_commands() -> dict[str, set[str]]:
         known[name] = {
             option for param in params for option in [*param.opts, *param.secondary_opts]
         }
+    parsers = [crew.make_parser(), checkpoint.make_parser()]
+    for parser in parsers:
+        known[parser.prog.removeprefix("distlion ")] = set(parser._option_string_actions)
+        for action in parser._actions:
+            parsers += action.choices.values() if isinstance(action.choices, dict) else ()
     return known
 
 

@@ -19,11 +19,11 @@ from cluster import run_workers
 from distlion.aggregation import Aggregation
 from distlion.cost import LinkModel, choose_exchange
 from distlion.exchange import Exchange
-from distlion.lab.cli.netlab import netlab_app
-from distlion.lab.netlab.method_names import parse_vote
-from distlion.lab.planning import Scenario, compare_methods
-from distlion.lab.training import TrainSettings
-from distlion.lab.training.methods import find_method
+from distlion_lab.cli.netlab import netlab_app
+from distlion_lab.netlab.method_names import parse_vote
+from distlion_lab.planning import Scenario, compare_methods
+from distlion_lab.training import TrainSettings
+from distlion_lab.training.methods import find_method
 from drawn import set_grads
 from leaning_vote import LeaningVote
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from torch.utils._device import _device_constructors
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "distlion"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [ROOT / "src", ROOT / "lab" / "src"]
 
 TAKE_A_DEVICE = {constructor.__name__ for constructor in _device_constructors()}
 """Functions of torch that take the default device; ``*_like`` and ``new_*`` do not."""
@@ -38,8 +39,9 @@ def list_silent(source: str) -> Iterator[tuple[int, str]]:
 
 def test_every_constructor_states_device_and_dtype() -> None:
     silent = [
-        f"{path.relative_to(SOURCE)}:{line}: {what}"
-        for path in sorted(SOURCE.rglob("*.py"))
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for source in SOURCES
+        for path in sorted(source.rglob("*.py"))
         for line, what in list_silent(path.read_text("utf-8"))
     ]
     assert silent == []

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import distlion
-
 TESTS = Path(__file__).parent
-PACKAGE = Path(distlion.__file__).parent
+ROOT = TESTS.parent
 
 
 def test_every_bug_to_plant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +21,6 @@ def test_every_bug_to_plant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> No
         assert not left_out, path.name
     assert len({mutation.name for mutation in mutations}) == len(mutations)
     for mutation in mutations:
-        text = (PACKAGE / mutation.file).read_text()
+        text = (ROOT / mutation.path).read_text()
         assert text.count(mutation.old) == 1, mutation.name
-        assert all((TESTS / test.split("::")[0]).exists() for test in mutation.tests)
+        assert all(Path(ROOT, str(test).split("::")[0]).exists() for test in mutation.test_paths)

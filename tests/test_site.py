@@ -99,7 +99,7 @@ def test_every_command_has_a_section_with_its_options() -> None:
 
 def test_every_field_of_a_record_is_described() -> None:
     pytest.importorskip("transformers")
-    from distlion.lab.training.record import Record
+    from distlion_lab.training.record import Record
 
     fields = dict(load("generated").list_fields(Record))
     assert set(fields) == set(Record.__dataclass_fields__)

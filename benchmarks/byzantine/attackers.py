@@ -24,10 +24,10 @@ from distlion.aggregation import (
     QuantizedVote,
     TernaryVote,
 )
-from distlion.lab.baselines import VirtualBaseline
-from distlion.lab.tasks import Batch, ImageTask, score_batch, seeded_generator
 from distlion.optim import Lion
 from distlion.virtual import VirtualCluster
+from distlion_lab.baselines import VirtualBaseline
+from distlion_lab.tasks import Batch, ImageTask, score_batch, seeded_generator
 
 AVERAGING = "Lion on the mean gradient"
 METHODS: dict[str, Aggregation | None] = {

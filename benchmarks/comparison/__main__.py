@@ -28,11 +28,11 @@ from claims import GAIN, MATCH, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
 from distlion.cost import LinkModel
-from distlion.lab.planning import count_cores, parse_rate
-from distlion.lab.report import read_comparison
-from distlion.lab.report.comparison import Comparison
-from distlion.lab.report.comparison_report import build_report
-from distlion.lab.report.document import (
+from distlion_lab.planning import count_cores, parse_rate
+from distlion_lab.report import read_comparison
+from distlion_lab.report.comparison import Comparison
+from distlion_lab.report.comparison_report import build_report
+from distlion_lab.report.document import (
     Block,
     Code,
     Heading,
@@ -41,7 +41,7 @@ from distlion.lab.report.document import (
     Table,
     render_markdown,
 )
-from distlion.lab.training import CompareProgress, TaskName, compare
+from distlion_lab.training import CompareProgress, TaskName, compare
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "comparison"
 RATE = "1gbit"

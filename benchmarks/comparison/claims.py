@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distlion.lab.report.comparison import Cell, Comparison, Metric, Spread
+from distlion_lab.report.comparison import Cell, Comparison, Metric, Spread
 
 # Above the reference, in the unit of the outcome: points of test error; nats of test loss.
 MATCH = {"points": 1.0, "nats": 0.02}

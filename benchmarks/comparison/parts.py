@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlion.lab.training import CompareSettings, PartitionName, TaskName, make_quick
+from distlion_lab.training import CompareSettings, PartitionName, TaskName, make_quick
 
 _HERE = Path(__file__).resolve().parent
 

@@ -25,6 +25,7 @@ from client_cost import describe as describe_cost
 from client_cost import measure
 from design import METHODS, PARTS, TUNING_SEED, Cell, Record, list_open
 from images import Images
+
 from report import describe
 from training import train
 

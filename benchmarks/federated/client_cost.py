@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from design import BATCH, LOCAL_STEPS, METHODS, NETWORK
 from images import build_network
 from torch import nn
-from training import AveragedClients
 
 import distlion
+from training import AveragedClients
 
 CLIENTS, PART, ROUNDS = 1000, 50, 2
 

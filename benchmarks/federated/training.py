@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import distlion
 from distlion.clients.count import weigh
-from distlion.lab.tasks.base import seeded_generator
-from distlion.lab.tasks.partition import ByClass, Even
+from distlion_lab.tasks.base import seeded_generator
+from distlion_lab.tasks.partition import ByClass, Even
 
 _BATCHES = 0x636C69656E74
 MAX_WEIGHT = 10.0

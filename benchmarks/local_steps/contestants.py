@@ -16,7 +16,7 @@ import distlion
 from distlion.aggregation import RULES as EVERY_STEP
 from distlion.aggregation import SCALED_RULES
 from distlion.exchange import AllReduce
-from distlion.lab.baselines import (
+from distlion_lab.baselines import (
     Compression,
     HalfPrecision,
     PowerSGD,
@@ -26,7 +26,7 @@ from distlion.lab.baselines import (
     compress_signs,
     wrap_in_ddp,
 )
-from distlion.lab.training.workers import gather_rows
+from distlion_lab.training.workers import gather_rows
 
 MEAN, HALF, LOW_RANK, SIGNS, SPARSE = "mean", "half", "low rank", "signs", "sparse"
 LOW_RANK_4 = "low rank 4"

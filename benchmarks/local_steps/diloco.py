@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from distlion.lab.training.delta_votes import NESTEROV, PLAIN
+from distlion_lab.training.delta_votes import NESTEROV, PLAIN
 
 
 class DiLoCo:

@@ -20,7 +20,7 @@ from inner_kinds import GROUPED_LION, MUON
 from intervals import spread
 from page import LINK_TITLES, tabulate_progress, tabulate_seconds
 
-from distlion.lab.report.document import Block, Heading, Paragraph, Table, render_markdown
+from distlion_lab.report.document import Block, Heading, Paragraph, Table, render_markdown
 
 NAME = "local_steps_inners"
 TITLES = {

@@ -30,9 +30,9 @@ from torch import nn
 
 import distlion
 from distlion.exchange import AllReduce
-from distlion.lab.netlab.lab_run import average_gradients
-from distlion.lab.netlab.method_names import DDP_FP32
-from distlion.lab.training.periodic import read_local_votes
+from distlion_lab.netlab.lab_run import average_gradients
+from distlion_lab.netlab.method_names import DDP_FP32
+from distlion_lab.training.periodic import read_local_votes
 
 COMPUTE = "compute"
 _COMPUTE_STEPS = 4

@@ -29,7 +29,7 @@ from contrasts import list_contrasts
 from pictures import draw_panels
 from whole_runs import lay_out_whole
 
-from distlion.lab.report.document import (
+from distlion_lab.report.document import (
     Block,
     Heading,
     Paragraph,

@@ -15,7 +15,7 @@ from contest import DDP, SETTINGS, make_cell, read_local
 from crossing import cross
 from runs import RunConfig
 
-from distlion.lab.report.document import Block, Heading, Paragraph, Table
+from distlion_lab.report.document import Block, Heading, Paragraph, Table
 
 _NONE = "-"
 _OF_PLACE = ("cpu", "cpu_capability", "threads")

@@ -24,8 +24,8 @@ from runs import RunConfig, Task
 from settings import FLOOR
 from torch import Tensor, nn
 
-from distlion.lab.training.inner import OUTER_LR, OUTER_MOMENTUM
 from distlion.optim import DistributedLion
+from distlion_lab.training.inner import OUTER_LR, OUTER_MOMENTUM
 
 # DDP cuts its buckets anew in its second step.
 _WARM_UP_STEPS = 3

@@ -23,10 +23,10 @@ from schedule import Run, rate_factor
 from torch import Tensor, nn
 
 from distlion.kernels import matrix_shape, orthogonalize
-from distlion.lab.baselines import MOMENTUM, scale_update
-from distlion.lab.training.inner import ADAMW_BETAS
-from distlion.lab.training.name_parts import split_name
-from distlion.lab.training.workers import LION_BETAS, name_matrices
+from distlion_lab.baselines import MOMENTUM, scale_update
+from distlion_lab.training.inner import ADAMW_BETAS
+from distlion_lab.training.name_parts import split_name
+from distlion_lab.training.workers import LION_BETAS, name_matrices
 
 _EPS = 1e-8
 _SCALE_BITS = 32

@@ -30,7 +30,7 @@ from pages import describe_choice, is_final, row_of_answer, row_of_claim, rows_o
 from pictures import draw_distances
 from settings import BASES, CAUTIOUS, MATRIX_FAMILIES, MUON, MUON_SIGN, ORTHOGONAL, SHORT
 
-from distlion.lab.report.document import (
+from distlion_lab.report.document import (
     Block,
     Heading,
     Paragraph,

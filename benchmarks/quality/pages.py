@@ -19,7 +19,7 @@ from pictures import draw_distances
 from reaching import ACCURACY, NEAR_NATS, list_reached
 from settings import BASES, FAMILIES, MARGINS, OTHERS
 
-from distlion.lab.report.document import (
+from distlion_lab.report.document import (
     Block,
     Heading,
     Paragraph,

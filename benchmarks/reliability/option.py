@@ -22,8 +22,8 @@ from protocol import (
 from runs import RunConfig, Task, Trainer
 from schedule import DECAY_PER_STEP
 
-from distlion.lab.training.workers import LION_BETAS, VirtualVoting
 from distlion.virtual import VirtualCluster
+from distlion_lab.training.workers import LION_BETAS, VirtualVoting
 
 EXCLUDING = "excluding"
 EVERY = 10

@@ -14,8 +14,8 @@ from runs import RunConfig, Task, Trainer
 from schedule import DECAY_PER_STEP
 from torch import Tensor, nn
 
-from distlion.lab.training.workers import LION_BETAS, VirtualVoting
 from distlion.virtual import VirtualCluster
+from distlion_lab.training.workers import LION_BETAS, VirtualVoting
 
 SIZES = (32, 32, 32, 32, 32, 1, 1, 1)
 """Images of each worker in a step."""

@@ -13,9 +13,9 @@ from runs import RunConfig, Task, Trainer
 from schedule import DECAY_PER_STEP
 
 from distlion.errors import DisagreeingWorkersWarning
-from distlion.lab.training.weighed_votes import WeighedVotes
-from distlion.lab.training.workers import LION_BETAS, VirtualVoting
 from distlion.virtual import VirtualCluster
+from distlion_lab.training.weighed_votes import WeighedVotes
+from distlion_lab.training.workers import LION_BETAS, VirtualVoting
 
 
 class WatchedTrainer(Trainer):

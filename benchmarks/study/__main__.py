@@ -21,10 +21,11 @@ import torch
 from archive import Records, require_evidence
 from cells import list_open
 from plan import PARTS, Part
-from report import write_report
 from runs import RunConfig
 from sources import Data, make
 from work import run_until_done
+
+from report import write_report
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

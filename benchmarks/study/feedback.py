@@ -8,7 +8,7 @@ import torch
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
 
-from distlion.lab.tasks.base import seeded_generator
+from distlion_lab.tasks.base import seeded_generator
 
 _COINS = 0x66656564
 _SCALE_BITS = 32

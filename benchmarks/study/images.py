@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from scoring import Result, ScoredTask, predict
 from torch import Tensor, nn
 
-from distlion.lab.tasks.base import digest_arrays, seeded_generator
-from distlion.lab.tasks.cifar import read_cifar10
-from distlion.lab.tasks.partition import ByClass
+from distlion_lab.tasks.base import digest_arrays, seeded_generator
+from distlion_lab.tasks.cifar import read_cifar10
+from distlion_lab.tasks.partition import ByClass
 
 VALIDATION_IMAGES = 5000
 PAD = 4

@@ -13,13 +13,13 @@ from text import SmallGPT
 from torch import nn
 
 from distlion.errors import InvalidArgumentError
-from distlion.lab.training.delta_votes import DeltaVotes
-from distlion.lab.training.inner import PLAIN_OUTER_SGD
-from distlion.lab.training.local_steps import LocalSteps
-from distlion.lab.training.means import enter_mean
-from distlion.lab.training.periodic import read_local_votes
-from distlion.lab.training.workers import MethodRun, VirtualWorkers
 from distlion.optim import InnerOptimizers, Lion, group_params
+from distlion_lab.training.delta_votes import DeltaVotes
+from distlion_lab.training.inner import PLAIN_OUTER_SGD
+from distlion_lab.training.local_steps import LocalSteps
+from distlion_lab.training.means import enter_mean
+from distlion_lab.training.periodic import read_local_votes
+from distlion_lab.training.workers import MethodRun, VirtualWorkers
 
 MUON, GROUPED_LION = "muon", "grouped-lion"
 INNER_KINDS = (MUON, GROUPED_LION)

@@ -9,7 +9,7 @@ from feedback import draw_signs
 from schedule import Run
 from torch import Tensor, nn
 
-from distlion.lab.tasks.base import seeded_generator
+from distlion_lab.tasks.base import seeded_generator
 
 _COINS = 0x6D61736B
 

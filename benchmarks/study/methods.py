@@ -24,12 +24,12 @@ from distlion.aggregation import (
     TernaryVote,
 )
 from distlion.errors import InvalidArgumentError
-from distlion.lab.baselines import HalfPrecision, OneBitAdam, PowerSGD, VirtualBaseline
-from distlion.lab.training.methods import find_method
-from distlion.lab.training.name_parts import split_betas
-from distlion.lab.training.workers import LION_BETAS, MethodRun, VirtualVoting, name_matrices
 from distlion.optim import Lion
 from distlion.virtual import VirtualCluster
+from distlion_lab.baselines import HalfPrecision, OneBitAdam, PowerSGD, VirtualBaseline
+from distlion_lab.training.methods import find_method
+from distlion_lab.training.name_parts import split_betas
+from distlion_lab.training.workers import LION_BETAS, MethodRun, VirtualVoting, name_matrices
 
 SHARED_BETA = 0.9
 _SHARED = re.compile(r"shared-(?P<rule>.+?)(-b(?P<beta>\d+))?")

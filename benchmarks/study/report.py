@@ -15,7 +15,7 @@ from evidence import MARGINS, UNITS, Comparison, Ending, Verdict
 from figures import describe, draw_bits, draw_curves, draw_endings
 from plan import PARTS, SHORT, Part
 
-from distlion.lab.report.document import (
+from distlion_lab.report.document import (
     Block,
     Heading,
     Paragraph,

@@ -12,7 +12,7 @@ from scoring import Result, ScoredTask, predict
 from torch import Tensor, nn
 
 from distlion.errors import DataError
-from distlion.lab.tasks.base import digest_arrays, seeded_generator
+from distlion_lab.tasks.base import digest_arrays, seeded_generator
 
 VALIDATION_BOOKS = ("Roughing It", "The Moonstone")
 TEST_BOOKS = ("Emma", "Great Expectations", "Ivanhoe: A Romance", "The Mysterious Island")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from distlion.aggregation import RULES
 from distlion.kernels import matrix_shape, orthogonalize
-from distlion.lab.tasks.base import seeded_generator
-from distlion.lab.training.workers import LION_BETAS
 from distlion.virtual import VirtualCluster
+from distlion_lab.tasks.base import seeded_generator
+from distlion_lab.training.workers import LION_BETAS
 
 _NOISE = 0x6E6F6973
 

@@ -29,8 +29,8 @@ from settings import FLOOR, HOSTS, METHODS, TIMED, make_cell
 from torch import nn
 
 from distlion.aggregation import RULES
-from distlion.lab.netlab.lab_run import average_gradients
 from distlion.optim import DistributedLion
+from distlion_lab.netlab.lab_run import average_gradients
 
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
 _WARM_UP_STEPS = 4

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import distlion
-from distlion.lab.tasks import batch_loss
 from distlion.virtual import VirtualCluster
+from distlion_lab.tasks import batch_loss
 from programs import imported_program
 
 pytest.importorskip("matplotlib")

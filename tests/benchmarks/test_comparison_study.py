@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from comparisons import make_record, make_text_comparison
-from distlion.lab.report.comparison import Cell, Comparison
-from distlion.lab.report.document import Table, render_markdown
-from distlion.lab.training.methods import find_method
+from distlion_lab.report.comparison import Cell, Comparison
+from distlion_lab.report.document import Table, render_markdown
+from distlion_lab.training.methods import find_method
 from programs import imported_program
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results/comparison"

@@ -24,6 +24,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import client_cost
     import design
     import images
+
     import report
     import training
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from distlion.lab.training.methods import find_method
+from distlion_lab.training.methods import find_method
 from local_study import Archive, best_at, imported_study, with_all
 
 pytest.importorskip("matplotlib")

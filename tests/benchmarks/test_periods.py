@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from cluster import run_workers
 from distlion.aggregation import MajorityVote
-from distlion.lab.baselines import VirtualBaseline
-from distlion.lab.training.local_steps import ScaledVotes
-from distlion.lab.training.methods import find_method
-from distlion.lab.training.workers import MethodRun
+from distlion_lab.baselines import VirtualBaseline
+from distlion_lab.training.local_steps import ScaledVotes
+from distlion_lab.training.methods import find_method
+from distlion_lab.training.workers import MethodRun
 from programs import imported_by_name
 
 pytest.importorskip("matplotlib")

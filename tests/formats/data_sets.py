@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from comparisons import TINY_GPT
-from distlion.lab.tasks.cifar import TEST_FILE, TRAIN_FILES, read_cifar10
+from distlion_lab.tasks.cifar import TEST_FILE, TRAIN_FILES, read_cifar10
 from formats.mutate import list_opcodes, mutate_bytes, mutate_json_text, mutate_pickle
 
 
@@ -45,7 +45,7 @@ class ModelConfigs:
     """A config of transformers, of which a model could be built."""
 
     def __init__(self, folder: Path) -> None:
-        from distlion.lab.tasks.models import read_model_config  # transformers takes seconds
+        from distlion_lab.tasks.models import read_model_config  # transformers takes seconds
 
         self._read = read_model_config
         self._path = folder / "config.json"

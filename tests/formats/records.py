@@ -9,12 +9,12 @@ from typing import Any
 
 from comparisons import make_record, make_run, write_comparison
 from distlion.cost import LinkModel
-from distlion.lab.report import draw_loss_figure, read_comparison, read_record
-from distlion.lab.report.comparison_report import write_comparison_report
-from distlion.lab.report.comparison_tables import tabulate_outcome, tabulate_tuning
-from distlion.lab.training.compare import choose_lr
-from distlion.lab.training.record import describe_versions
-from distlion.lab.training.run_record import FORMAT, RecordFolder
+from distlion_lab.report import draw_loss_figure, read_comparison, read_record
+from distlion_lab.report.comparison_report import write_comparison_report
+from distlion_lab.report.comparison_tables import tabulate_outcome, tabulate_tuning
+from distlion_lab.training.compare import choose_lr
+from distlion_lab.training.record import describe_versions
+from distlion_lab.training.run_record import FORMAT, RecordFolder
 from formats.mutate import mutate_json_text
 
 LINK = LinkModel(latency_s=1e-3, rate_bit_per_s=1e9)

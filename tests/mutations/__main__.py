@@ -21,12 +21,16 @@ import distlion.kernels._cpu
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "build" / "mutations"
 LIMIT_S = 600
+SOURCES = ("src", "lab/src")
 
 
 def make_tree() -> Path:
     """Copy the package, and make an interpreter that imports the copy; return the interpreter."""
     shutil.rmtree(TREE, ignore_errors=True)
-    shutil.copytree(ROOT / "src", TREE / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in SOURCES:
+        shutil.copytree(
+            ROOT / folder, TREE / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
     core = Path(distlion.kernels._cpu.__file__)
     shutil.copy(core, TREE / "src" / "distlion" / "kernels")
     venv.create(TREE / "env", with_pip=False, symlinks=True)
@@ -34,17 +38,18 @@ def make_tree() -> Path:
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(subprocess.check_output([python, "-c", asked], text=True).strip())
     # In the order of their names: the copy shadows the package that is installed.
-    (packages / "1_copy.pth").write_text(f"{TREE / 'src'}\n")
+    (packages / "1_copy.pth").write_text("".join(f"{TREE / folder}\n" for folder in SOURCES))
     others = [path for path in sys.path if Path(path).name == "site-packages"]
     (packages / "2_others.pth").write_text("\n".join(others) + "\n")
-    found = subprocess.check_output([python, "-c", "import distlion; print(distlion.__file__)"])
-    assert str(TREE) in found.decode(), found
+    for name in ("distlion", "distlion_lab"):
+        found = subprocess.check_output([python, "-c", f"import {name}; print({name}.__file__)"])
+        assert str(TREE) in found.decode(), found
     return python
 
 
 def run_tests(python: Path, mutation: Mutation) -> int:
     """Return pytest's status."""
-    tests = [str(ROOT / "tests" / test) for test in mutation.tests]
+    tests = [str(ROOT / test) for test in mutation.test_paths]
     command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     if mutation.interprets:
@@ -68,7 +73,7 @@ def run_tests(python: Path, mutation: Mutation) -> int:
 
 def plant(python: Path, mutation: Mutation) -> str:
     """Plant one bug, run its tests, take it back; return "killed", or what is wrong."""
-    path = TREE / "src" / "distlion" / mutation.file
+    path = TREE / mutation.path
     text = path.read_text()
     if text.count(mutation.old) != 1:
         return f"stands {text.count(mutation.old)} times in {mutation.file}: update its entry"

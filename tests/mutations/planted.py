@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -11,10 +12,11 @@ class Mutation:
 
     Attributes:
         name: What it breaks, in words.
-        file: Below src/distlion.
+        file: Below src/distlion; with ``lab/`` in front below lab/src/distlion_lab.
         old: Text that occurs once in the file.
         new: What stands there instead.
-        tests: What must fail: paths below tests, with ``::`` and a test where one is enough.
+        tests: What must fail: paths below tests, or with ``lab/`` in front below lab/tests; with
+            ``::`` and a test where one is enough.
         interprets: Whether Triton's kernels are interpreted; slow tests are left out then.
     """
 
@@ -24,6 +26,21 @@ class Mutation:
     new: str
     tests: tuple[str, ...]
     interprets: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The file, from the repository's top folder."""
+        return _place(self.file, "src/distlion", "lab/src/distlion_lab")
+
+    @property
+    def test_paths(self) -> list[Path]:
+        """The tests, from the repository's top folder."""
+        return [_place(test, "tests", "lab/tests") for test in self.tests]
+
+
+def _place(path: str, ours: str, labs: str) -> Path:
+    below = path.removeprefix("lab/")
+    return Path(ours if below == path else labs, below)
 
 
 BLAME = ("distributed/test_blame.py",)

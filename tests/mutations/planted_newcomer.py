@@ -64,6 +64,20 @@ NEWCOMER = (
         ("lab/cli/test_failure.py",),
     ),
     Mutation(
+        "newcomer: a full disk is no failure of own commands",
+        "command_line.py",
+        "            raise\n        sys.exit(FAILED)",
+        "            raise\n        sys.exit(0)",
+        ("test_command_line.py",),
+    ),
+    Mutation(
+        "newcomer: a command of another package is not told its name",
+        "__main__.py",
+        "([name, *arguments])",
+        "(arguments)",
+        ("test_command_line.py",),
+    ),
+    Mutation(
         "newcomer: a full disk is no failure",
         "lab/cli/command.py",
         "                raise\n            sys.exit(FAILED)",

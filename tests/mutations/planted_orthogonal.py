@@ -8,10 +8,9 @@ FILE = "kernels/orthogonal.py"
 GROUPS = "optim/param_groups.py"
 OF_KERNELS = "kernels/test_orthogonal.py::test_"
 OF_GROUPS = "optim/test_param_groups.py::test_"
-BITS = (
-    "distributed/test_orthogonal_votes.py::test_virtual_workers_have_the_bits_of_a_plain_loop[majority]"
-)
-REAL_BITS = "distributed/test_orthogonal_votes.py::test_votes_have_the_bits_of_a_plain_loop[2]"
+OF_VOTES = "distributed/test_orthogonal_votes.py::test_"
+BITS = f"{OF_VOTES}virtual_workers_have_the_bits_of_a_plain_loop[majority]"
+REAL_BITS = f"{OF_VOTES}votes_have_the_bits_of_a_plain_loop[2]"
 QUINTIC = f"{OF_KERNELS}singular_values_follow_the_quintic_from_the_frobenius_norm"
 COMPANY = f"{OF_KERNELS}a_direction_on_a_cpu_does_not_depend_on_the_others_in_its_bucket"
 HIDDEN = f"{OF_GROUPS}hidden_matrices_alone_are_orthogonalized"

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import distlion
 from distlion import errors
-from distlion.lab.baselines import VirtualBaseline
 from distlion.optim import VotingBase
 from distlion.options import MomentumSync, Settings
 from distlion.options.momentum_sync import _FIRST_LOOK
 from distlion.step.hyperparameters import OF_THE_WHOLE
+from distlion_lab.baselines import VirtualBaseline
 
 Make = Callable[[list[tuple[str, nn.Parameter]]], Any]
 

@@ -1,0 +1,173 @@
+"""A second run beside the first one: the same task, data, seed and steps with another rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from distlion.errors import InvalidArgumentError
+from distlion_lab.cli.table import build_table, print_table
+from distlion_lab.cli.training_run import Runs
+from distlion_lab.names import name_rule
+from distlion_lab.report import draw_beside_figure
+from distlion_lab.training import (
+    AUTO,
+    CheckpointSettings,
+    OnDisagreement,
+    Overlap,
+    Record,
+    TrainSettings,
+    find_delta_rule,
+    find_rule,
+    torchrun_world_size,
+)
+
+BESIDE_NAME = "beside"
+WIRE_BITS_PER_S = 100e6
+_NEXT = (
+    ("both tuned, with other seeds", "distlion compare --quick --task {task} --methods {methods}"),
+    ("how fast on your network", "distlion plan --help"),
+    ("your own script", 'the documentation, "From DDP in ten minutes"'),
+)
+
+
+def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> TrainSettings:
+    """Return the settings of the second run: the first run's, but for the rule and its defaults.
+
+    Args:
+        settings: Settings of the first run.
+        rule: Rule of the second run.
+        lr: Highest learning rate of the second run; None for the rule's default.
+
+    Raises:
+        InvalidArgumentError: The rule is unknown, or does not train with these settings.
+    """
+    method = find_rule(rule)
+    changes: dict[str, Any] = {
+        "rule": rule,
+        "every": None,
+        "delay": None,
+        "lr": method.train_lr if lr is None else lr,
+        "weight_decay": method.train_weight_decay,
+    }
+    if not method.votes:
+        changes |= {"exchange": AUTO, "overlap": Overlap.OFF}
+        changes |= {"on_disagreement": OnDisagreement.WARN}
+        changes |= dict.fromkeys(("momentum_sync_every", "diagnose_every", "step_timeout_s"))
+    return dataclasses.replace(settings, **changes)
+
+
+def read_beside(settings: TrainSettings, options: Mapping[str, Any]) -> TrainSettings | None:
+    """Return the settings of the run beside the first one; None if none is asked for.
+
+    Args:
+        settings: Settings of the first run.
+        options: Options of ``distlion train``, by name.
+
+    Raises:
+        InvalidArgumentError: Options are incompatible, or as in ``settle_beside``.
+    """
+    if options["beside"] is None:
+        if options["beside_lr"] is not None:
+            raise InvalidArgumentError("--beside-lr is given without --beside, the rule it is for")
+        return None
+    for name in ("crew", "resume", "as_json"):
+        if options[name]:
+            option = name.removeprefix("as_")
+            raise InvalidArgumentError(f"--beside is given with --{option}; run the two one by one")
+    if torchrun_world_size() is not None:
+        raise InvalidArgumentError("--beside starts local workers; leave it out under torchrun")
+    return settle_beside(settings, options["beside"], options["beside_lr"])
+
+
+def train_beside(runs: Runs, first: Record, settings: TrainSettings, run_dir: Path) -> None:
+    """Train with these settings too, and show both runs.
+
+    Args:
+        runs: Trains with settings, and shows the progress.
+        first: Record of the first run.
+        settings: Settings of the second run, from ``settle_beside``.
+        run_dir: Folder of the first run, for ``beside.png`` and the folder ``beside``.
+    """
+    second = runs.train(settings, run_dir / BESIDE_NAME, CheckpointSettings())
+    assert second is not None  # not under torchrun
+    print_beside(Console(), first, second)
+    figure = run_dir / f"{BESIDE_NAME}.png"
+    draw_beside_figure([first.to_json(), second.to_json()], figure)
+    Console().print(Text(f"both: {figure}"), soft_wrap=True)
+
+
+def print_beside(console: Console, first: Record, second: Record) -> None:
+    """Show the losses of two runs after equal steps and in equal time, and their bytes."""
+    runs, within_s = (first, second), min(_last(run, "seconds") for run in (first, second))
+    rules = [name_rule(run.settings) for run in runs]
+    ahead = second.final_validation_loss - first.final_validation_loss
+    rows = {
+        "learning rate": [f"{run.settings['lr']:g}" for run in runs],
+        "validation loss": [f"{run.final_validation_loss:.4f}" for run in runs],
+        f"... after {within_s:.0f} s on this machine": [
+            f"{_find_loss(run, within_s):.4f}" for run in runs
+        ],
+        "validation accuracy": [f"{run.final_validation_accuracy:.1%}" for run in runs],
+        "sent by each worker in a step": [f"{_count_step_bytes(run) / 1e6:.2f} MB" for run in runs],
+        "... which takes, at 100 Mbit/s": [
+            f"{8 * _count_step_bytes(run) / WIRE_BITS_PER_S:.3f} s" for run in runs
+        ],
+    }
+    table = build_table(
+        ("", *rules),
+        [(name, *cells) for name, cells in rows.items()],
+        left=("",),
+        title=f"{first.settings['steps']} steps each, on the same data",
+    )
+    print_table(console, table)
+    share = f"{abs(ahead) / second.final_validation_loss:.1%}"
+    verb = f"{'leads' if ahead > 0 else 'trails'} {rules[1]} by {share}"
+    console.print(
+        Text(
+            f"{rules[0]} {verb if ahead else f'matches {rules[1]}'} in validation loss and "
+            f"{_compare_bytes(first, second)}. A single run is inconclusive."
+        ),
+        soft_wrap=True,
+    )
+    names = {"task": first.settings["task"], "methods": ",".join(map(_name_method, runs))}
+    for what, command in _NEXT:
+        console.print(Text(f"next, {what}: {command.format(**names)}"), soft_wrap=True)
+    if first.settings.get("delay"):
+        console.print(Text("'distlion compare' applies outcomes without delay."), soft_wrap=True)
+
+
+def _compare_bytes(first: Record, second: Record) -> str:
+    """Describe the ratio of the runs' bytes, larger to smaller."""
+    mine, other = (_count_step_bytes(run) for run in (first, second))
+    if not (mine and other):
+        return "sends nothing" if not mine else "sends bytes, while the other one sends none"
+    if mine > other:
+        return f"sends {mine / other:.1f}x as many bytes"
+    return f"sends {other / mine:.1f}x fewer bytes"
+
+
+def _name_method(run: Record) -> str:
+    """Return the name of a run's rule in ``distlion compare``."""
+    rule, every = str(run.settings["rule"]), run.settings.get("every")
+    return rule if every is None else find_delta_rule(rule, every=int(every), delay=0).name
+
+
+def _last(run: Record, name: str) -> float:
+    return run.evaluations[name][-1]
+
+
+def _find_loss(run: Record, at_s: float) -> float:
+    """Return the validation loss at a time, on a straight line between two validations."""
+    seconds, losses = run.evaluations["seconds"], run.evaluations["loss"]
+    return float(np.interp(at_s, seconds, losses))
+
+
+def _count_step_bytes(run: Record) -> float:
+    return run.sent_bytes_per_worker / int(run.settings["steps"])

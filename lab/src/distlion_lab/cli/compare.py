@@ -1,0 +1,337 @@
+"""``distlion compare``: methods with equal tuning, over worker counts and seeds, with a report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.text import Text
+
+from distlion.cost import LinkModel
+from distlion_lab.cli.failure import refusing, shown_failures
+from distlion_lab.cli.progress import LiveDisplay
+from distlion_lab.cli.quantity import number_option, read_rate, read_seconds, whole_option
+from distlion_lab.cli.table import build_table, print_table
+from distlion_lab.planning import count_cores, parse_whole
+from distlion_lab.report import (
+    list_warnings,
+    read_comparison,
+    tabulate_outcome,
+    write_comparison_report,
+)
+from distlion_lab.tasks import Tokenizer
+from distlion_lab.training import (
+    DEFAULT_METHODS,
+    METHOD_NAMES,
+    PRESETS,
+    CompareProgress,
+    CompareSettings,
+    PartitionName,
+    Preset,
+    Schedule,
+    TaskName,
+    compare,
+    make_quick,
+)
+
+EXAMPLE = (
+    "Example: distlion compare --task images --methods majority,average,global-lion --workers 4,8 "
+    "--seeds 3 --out comparison"
+)
+_COMPARISONS = Path("comparisons")
+# Left out of the command that repeats a comparison; the folder is added to it.
+_LEFT_OUT = ("out", "as_json", "jobs")
+
+# The options, in the order of the help.
+_Task = Annotated[TaskName, typer.Option(help="Task to train.")]
+_PresetOption = Annotated[
+    Preset | None,
+    typer.Option(
+        help="Methods and workers of a paper; other options override.", show_default="none"
+    ),
+]
+_Quick = Annotated[
+    bool, typer.Option("--quick", help="Minutes on two cores: fewer steps, workers and seeds.")
+]
+_Methods = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Methods, separated by commas: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits, at most "
+        "2 for feedback; cautious masks elements whose direction and gradient differ in sign; A "
+        "and B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the number of "
+        "steps in which momenta are averaged once, or workers exchange once.",
+        show_default=",".join(DEFAULT_METHODS),
+    ),
+]
+_Workers = Annotated[
+    str | None,
+    typer.Option(help="Numbers of virtual workers, separated by commas.", show_default="4,8"),
+]
+_Seeds = Annotated[int | None, whole_option(help="Reported runs of each method.", show_default="3")]
+_Lrs = Annotated[
+    int | None,
+    whole_option(help="Learning rates that each method tries; 1: no tuning.", show_default="3"),
+]
+_LrFactor = Annotated[float, number_option(help="Ratio of neighboring learning rates.")]
+_LrScale = Annotated[
+    float | None,
+    number_option(
+        help="Factor on all learning rates: smaller for larger models.", show_default="1"
+    ),
+]
+_Steps = Annotated[int | None, whole_option(help="Optimizer steps.", show_default="200")]
+_TuningSteps = Annotated[
+    int | None,
+    whole_option(help="Steps of runs that choose a learning rate.", show_default="--steps"),
+]
+_Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
+_WarmupSteps = Annotated[
+    int | None, whole_option(help="Steps of linear warm-up.", show_default="a tenth")
+]
+_BatchSize = Annotated[
+    int | None,
+    whole_option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
+]
+_EvalEvery = Annotated[
+    int | None, whole_option(help="Steps between evaluations.", show_default="a tenth")
+]
+_WeightDecay = Annotated[
+    float | None, number_option(help="Weight decay of all methods.", show_default="by the method")
+]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Text: a file, a folder of *.txt, or hf:NAME. Images: cifar-10-batches-py.",
+        show_default="Python's standard library; scikit-learn's digits",
+    ),
+]
+_Partition = Annotated[
+    PartitionName | None,
+    typer.Option(
+        help="Partition of the data among workers: the same mix for all, or skewed.",
+        show_default="text contiguous, images even",
+    ),
+]
+_Alpha = Annotated[
+    float | None,
+    number_option(
+        help="Concentration of --partition by-class; smaller is more skewed.", show_default="0.1"
+    ),
+]
+_Tokenizer = Annotated[Tokenizer | None, typer.Option(help="Level of text.", show_default="byte")]
+_ModelConfig = Annotated[
+    Path | None,
+    typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
+]
+_Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda.")]
+_LinkRate = Annotated[str, typer.Option(help="Link of each worker for predicted times: 1gbit.")]
+_LatencyUs = Annotated[
+    str, typer.Option(help="Latency of a round on that link: 100 (in us), 0.1ms.")
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for records and report; its finished runs are not repeated.",
+        show_default="a new one in comparisons",
+    ),
+]
+_Jobs = Annotated[
+    int | None,
+    whole_option(help="Runs at the same time.", show_default="number of cores; on a GPU 1"),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome to standard output.")]
+
+
+def compare_command(
+    context: typer.Context,
+    *,
+    task: _Task = TaskName.IMAGES,
+    preset: _PresetOption = None,
+    quick: _Quick = False,
+    methods: _Methods = None,
+    workers: _Workers = None,
+    seeds: _Seeds = None,
+    lrs: _Lrs = None,
+    lr_factor: _LrFactor = 3.0,
+    lr_scale: _LrScale = None,
+    steps: _Steps = None,
+    tuning_steps: _TuningSteps = None,
+    schedule: _Schedule = Schedule.COSINE,
+    warmup_steps: _WarmupSteps = None,
+    batch_size: _BatchSize = None,
+    eval_every: _EvalEvery = None,
+    weight_decay: _WeightDecay = None,
+    data: _Data = None,
+    partition: _Partition = None,
+    alpha: _Alpha = None,
+    tokenizer: _Tokenizer = None,
+    model_config: _ModelConfig = None,
+    device: _Device = "cpu",
+    link: _LinkRate = "1gbit",
+    latency_us: _LatencyUs = "100",
+    out: _Out = None,
+    jobs: _Jobs = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Train with virtual workers by several methods, all tuned equally, and report a comparison.
+
+    Every run leaves a record in the folder and is not repeated, so a comparison can be
+    interrupted, continued and extended. The folder gets report.html, report.md and the figures.
+    """
+    messages = Console(stderr=True)
+    with shown_failures(messages):
+        given = {
+            "methods": _split(methods),
+            "workers": _split_numbers(workers),
+            "seeds": seeds,
+            "lrs": lrs,
+            "lr_factor": lr_factor,
+            "lr_scale": lr_scale,
+            "steps": steps,
+            "tuning_steps": tuning_steps,
+            "schedule": schedule,
+            "warmup_steps": warmup_steps,
+            "batch_size": batch_size,
+            "eval_every": eval_every,
+            "weight_decay": weight_decay,
+            "data": data,
+            "partition": partition,
+            "alpha": alpha,
+            "tokenizer": tokenizer,
+            "model_config": model_config,
+            "device": device,
+        }
+        settings = _choose_settings(task, given, preset=preset, quick=quick)
+        latency_s = read_seconds("--latency-us", latency_us, unit="us")
+        model = LinkModel.of_line(read_rate("--link", link), latency_s=latency_s)
+        folder = out or _choose_folder(settings)
+        _run_all(settings, folder, jobs, _format_command(context, folder), messages)
+        _report(folder, model, link, as_json=as_json)
+
+
+def _choose_settings(
+    task: TaskName, given: dict[str, Any], *, preset: Preset | None, quick: bool
+) -> CompareSettings:
+    """Combine options: given ones first, then --quick, then the preset; defaults fill the rest."""
+    embedded, steps = given["data"] is None, given["steps"]
+    chosen: dict[str, Any] = {
+        **(PRESETS[preset] if preset else {}),
+        **(make_quick(task, embedded=embedded, steps=steps) if quick else {}),
+        **{name: value for name, value in given.items() if value is not None},
+    }
+    return CompareSettings.with_defaults(task, **chosen)
+
+
+def _run_all(
+    settings: CompareSettings, folder: Path, jobs: int | None, command: str, messages: Console
+) -> None:
+    """Do the runs that the folder does not hold yet, and show the progress."""
+    jobs = _default_jobs(settings.device) if jobs is None else jobs
+    with _Display(messages) as display:
+        compare(settings, folder=folder, jobs=jobs, command=command, observe=display)
+
+
+def _split(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _split_numbers(text: str | None) -> tuple[int, ...] | None:
+    parts = _split(text)
+    if parts is None:
+        return None
+    with refusing("--workers"):
+        return tuple(map(parse_whole, parts))
+
+
+def _default_jobs(device: str) -> int:
+    """Return one job for each core; on a GPU a single one."""
+    return count_cores() if device == "cpu" else 1
+
+
+def _choose_folder(settings: CompareSettings) -> Path:
+    """Name a folder that does not exist yet."""
+    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{moment}-{settings.task.value}"
+    attempt = 1
+    while (folder := _COMPARISONS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
+        attempt += 1
+    return folder
+
+
+def _format_command(context: typer.Context, folder: Path) -> str:
+    """Format the given command, without options on which its records do not depend."""
+    words = ["distlion", "compare"]
+    for param in context.command.params:
+        name = param.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in _LEFT_OUT:
+            continue
+        value = context.params[name]
+        words += [param.opts[0]] if value is True else [param.opts[0], _format_value(value)]
+    return shlex.join([*words, "--out", str(folder)])
+
+
+def _format_value(value: Any) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+class _Display(LiveDisplay):
+    """Show the progress of a comparison."""
+
+    def __init__(self, console: Console) -> None:
+        left = TextColumn("{task.fields[runs]}  {task.fields[left]}")
+        columns = TextColumn("{task.description}"), BarColumn(), left
+        super().__init__(console, *columns, description="starting", total=1.0, runs="", left="")
+
+    def __call__(self, progress: CompareProgress) -> None:
+        """Show the comparison's progress."""
+        runs = f"{progress.done_runs}/{progress.total_runs} runs"
+        left = "" if progress.seconds_left is None else f"{_format_s(progress.seconds_left)} left"
+        self.show(
+            f"{progress.done_share:4.0%}  {runs}  {left}  {progress.what}",
+            completed=progress.done_share,
+            description=progress.what,
+            runs=runs,
+            left=left,
+        )
+
+
+def _format_s(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _report(folder: Path, link: LinkModel, rate: str, *, as_json: bool) -> None:
+    """Write the report into the folder, and show its tables."""
+    page = write_comparison_report(folder, link=link, rate=rate)[-1]
+    comparison = read_comparison(folder)
+    tables = {
+        workers: tabulate_outcome(comparison, workers, link=link, rate=rate)
+        for workers in comparison.workers
+    }
+    warnings = list_warnings(comparison)
+    if as_json:
+        outcome: dict[str, Any] = {
+            str(workers): [dict(zip(table.head, row, strict=True)) for row in table.rows]
+            for workers, table in tables.items()
+        }
+        shown = {"folder": str(folder), "outcome": outcome, "warnings": warnings}
+        typer.echo(json.dumps(shown, indent=1))
+        return
+    console = Console()
+    for workers, table in tables.items():
+        title = f"{workers} workers"
+        print_table(console, build_table(table.head, table.rows, left=("method",), title=title))
+    for warning in warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    console.print(Text(f"report: {page}"), soft_wrap=True)

@@ -1,0 +1,73 @@
+"""Names of the methods in a sweep: baselines, and the rules and patterns of distlion."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from distlion.aggregation import RULES
+from distlion.errors import InvalidArgumentError
+from distlion.exchange import PATTERNS
+from distlion_lab.baselines import Compression, HalfPrecision, PowerSGD
+from distlion_lab.names import suggest
+from distlion_lab.training.workers import AUTO, VoteOptions, find_exchange
+
+FLOOR = "none"
+DDP_FP32 = "ddp-fp32"
+DDP_FP16 = "ddp-fp16"
+DDP_POWERSGD = "ddp-powersgd"
+BASELINES: dict[str, Compression | PowerSGD | None] = {
+    DDP_FP32: None,
+    DDP_FP16: HalfPrecision(),
+    DDP_POWERSGD: PowerSGD(),
+}
+"""Baselines: DistributedDataParallel averages gradients, compressed or not, for Lion."""
+
+ALL_REDUCE = "all-reduce-fp32"
+"""Method of a bare vector: the all-reduce itself, without an optimizer."""
+
+_OVERLAP = "-overlap"
+_OVERLAP_AUTO = "-overlap-auto"
+
+
+def list_patterns() -> list[str]:
+    """Return the names of the patterns, and "auto"."""
+    return [*PATTERNS, AUTO]
+
+
+def parse_vote(name: str) -> VoteOptions:
+    """Read ``RULE-PATTERN``, ``RULE-PATTERN-overlap`` or ``RULE-PATTERN-overlap-auto``.
+
+    Returns:
+        Rule, exchange and overlap.
+
+    Raises:
+        InvalidArgumentError: There is no such rule or pattern.
+    """
+    overlap: bool | Literal["auto"] = (
+        "auto" if name.endswith(_OVERLAP_AUTO) else name.endswith(_OVERLAP)
+    )
+    base = name.removesuffix(_OVERLAP_AUTO).removesuffix(_OVERLAP)
+    for pattern in list_patterns():
+        rule = base.removesuffix(f"-{pattern}")
+        if rule != base and rule in RULES:
+            return VoteOptions(
+                aggregation=RULES[rule].rule, exchange=find_exchange(pattern), overlap=overlap
+            )
+    votes = [f"{rule}-{pattern}" for rule in RULES for pattern in list_patterns()]
+    known = [FLOOR, *BASELINES, *votes, *(f"{vote}{_OVERLAP}" for vote in votes)]
+    raise InvalidArgumentError(
+        f"method {name!r} is unknown; {suggest(name, known, all_in='distlion netlab sweep --help')}"
+    )
+
+
+def is_baseline(name: str) -> bool:
+    """Return True for the floor and for baselines; False for methods that vote."""
+    return name in (FLOOR, ALL_REDUCE, *BASELINES)
+
+
+def adapts(name: str) -> bool:
+    """Return True if a method measures the link when built, so that each rate needs a new one."""
+    if is_baseline(name):
+        return False
+    options = parse_vote(name)
+    return bool(options["overlap"]) or options["exchange"] == "auto"

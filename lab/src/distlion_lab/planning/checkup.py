@@ -1,0 +1,234 @@
+"""Examine the workers of a process group: machines, kernels, links, and their faults."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from distlion.cost.probe import LinkProbe, probe_ranks
+from distlion.errors import KernelBackendError, ProcessGroupError
+from distlion.kernels import check_denormals
+from distlion.transport import Gloo
+from distlion_lab.planning.bench import KernelRates, measure_kernels
+from distlion_lab.planning.machine import Machine
+from distlion_lab.planning.quantity import format_rate
+from distlion_lab.planning.report_record import decode_report, encode_report
+from distlion_lab.planning.worker_report import WorkerReport
+
+_TIMEOUT_S = 60.0
+# A rank is called slow from here on; less is within the noise of a probe.
+_SLOW = 1.5
+# The kernels reach 0.9 and more of a streaming read on an idle machine.
+_LEAST_ENCODE_RATIO = 0.4
+# An idle machine gives a worker all of its core, but for moments.
+_LEAST_CORE_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """Findings of an examination; equal on all ranks.
+
+    Attributes:
+        workers: Reports of all workers, in rank order.
+        link: The link's probe, over all ranks and rank by rank.
+        warnings: Faults to look at.
+    """
+
+    workers: tuple[WorkerReport, ...]
+    link: LinkProbe
+    warnings: tuple[str, ...]
+
+    @property
+    def slowest_kernels(self) -> int:
+        """The rank with the slowest commit; the first if several are equal."""
+        rates = _commit_rates(self.workers)
+        return rates.index(min(rates))
+
+    @property
+    def machine(self) -> Machine:
+        """The slowest worker's arithmetic while all work, whose threads may share cores.
+
+        The kernels are measured at their best: a worker has a core to itself now and then, even
+        where cores are too few.
+        """
+        crowding = max((threads / cores for _, threads, cores in _count_threads(self.workers)))
+        return self.workers[self.slowest_kernels].kernels.machine.slowed(max(1.0, crowding))
+
+    @property
+    def kernels_slowdown(self) -> float:
+        """Ratio of the median rank's commit rate to the slowest rank's."""
+        rates = _commit_rates(self.workers)
+        return statistics.median(rates) / min(rates)
+
+
+def examine(observe: Callable[[str], None]) -> Checkup:
+    """Examine all workers of the default process group; every rank must call it.
+
+    Args:
+        observe: Called with a description of each part before it starts.
+
+    Raises:
+        ProcessGroupError: There is no process group.
+        KernelBackendError: There are no kernels, or not the ones asked for.
+        PeerLostError: A peer's connection closed.
+        StepTimeoutError: A peer did not answer in time.
+        CorruptFrameError: A peer sent something other than a report.
+    """
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if group is None:
+        raise ProcessGroupError("there is no process group to examine; call init_process_group")
+    link = Gloo(group, timeout_s=_TIMEOUT_S)
+    observe("measuring the kernels")
+    dist.barrier()
+    own = report_worker(measure_kernels())
+    workers = _gather_reports(own, link.n_members)
+    observe(f"probing the links of {link.n_members} workers")
+    probe = probe_ranks(link, step=0)
+    return Checkup(workers, probe, find_faults(workers, probe))
+
+
+def _gather_reports(own: WorkerReport, world_size: int) -> tuple[WorkerReport, ...]:
+    record = torch.frombuffer(bytearray(encode_report(own)), dtype=torch.uint8).clone()
+    rows = [torch.empty_like(record) for _ in range(world_size)]
+    dist.all_gather(rows, record)
+    return tuple(decode_report(row.numpy().tobytes(), rank=rank) for rank, row in enumerate(rows))
+
+
+def report_worker(kernels: KernelRates) -> WorkerReport:
+    """Describe this process and its machine."""
+    host = socket.gethostname()
+    return WorkerReport(
+        host=host,
+        cpu=_name_cpu(),
+        cores=count_cores(),
+        threads=torch.get_num_threads(),
+        interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        loopback=_resolves_to_loopback(host),
+        denormals=_keeps_denormals(),
+        debug=bool(torch.version.debug),
+        kernels=kernels,
+    )
+
+
+def find_faults(workers: Sequence[WorkerReport], probe: LinkProbe) -> tuple[str, ...]:
+    """List faults that make steps slow or wrong, each with its remedy."""
+    faults = [fault for rank, worker in enumerate(workers) for fault in _own_faults(rank, worker)]
+    faults += _crowded_hosts(workers)
+    if len({worker.host for worker in workers}) > 1:
+        faults += _loopback_faults(workers)
+    if len(workers) > 2 and probe.slowdown > _SLOW:
+        slow = probe.slowest
+        rate = format_rate(probe.ranks[slow].rate_bit_per_s)
+        faults.append(
+            f"rank {slow} ({workers[slow].host}) has the slowest link: {rate}/s, "
+            f"{probe.slowdown:.1f} times slower than the median rank; every step waits for it"
+        )
+    rates = _commit_rates(workers)
+    slowdown = statistics.median(rates) / min(rates)
+    if slowdown > _SLOW:
+        slow = rates.index(min(rates))
+        faults.append(
+            f"rank {slow} ({workers[slow].host}) has the slowest kernels: {min(rates) / 1e9:.1f} "
+            f"GB/s, {slowdown:.1f} times slower than the median rank; does something else run "
+            "there?"
+        )
+    return tuple(faults)
+
+
+def _own_faults(rank: int, worker: WorkerReport) -> list[str]:
+    faults = []
+    if worker.kernels.kernels == "reference":
+        faults.append(f"rank {rank}: DISTLION_KERNELS=reference chooses the slow kernels; unset it")
+    elif worker.kernels.core_share < _LEAST_CORE_SHARE:
+        faults.append(
+            f"rank {rank}: the machine is busy: while its kernels were measured, this worker had a "
+            f"core for {worker.kernels.core_share:.0%} of the time. The rates are too low; measure "
+            "again when nothing else runs"
+        )
+    elif worker.kernels.encode_ratio < _LEAST_ENCODE_RATIO:
+        faults.append(
+            f"rank {rank}: encoding reaches {worker.kernels.encode_ratio:.0%} of a plain read, "
+            f"with a core of its own and the kernels {worker.kernels.kernels}; on an idle machine "
+            f"it reaches more than {_LEAST_ENCODE_RATIO:.0%}. Measure again when nothing else uses "
+            "its memory"
+        )
+    if worker.debug:
+        faults.append(f"rank {rank}: this torch is a debug build; install a release")
+    if not worker.denormals:
+        faults.append(
+            f"rank {rank}: denormals are flushed to zero, which DistributedLion refuses; call "
+            "torch.set_flush_denormal(False)"
+        )
+    return faults
+
+
+def _crowded_hosts(workers: Sequence[WorkerReport]) -> list[str]:
+    return [
+        f"{host}: its workers use {threads} threads on {cores} cores; start fewer workers or set "
+        "OMP_NUM_THREADS lower"
+        for host, threads, cores in _count_threads(workers)
+        if threads > cores
+    ]
+
+
+def _count_threads(workers: Sequence[WorkerReport]) -> list[tuple[str, int, int]]:
+    """List each host with the threads of its workers and its cores."""
+    threads: Counter[str] = Counter()
+    for worker in workers:
+        threads[worker.host] += worker.threads
+    cores = {worker.host: worker.cores for worker in workers}
+    return [(host, n, cores[host]) for host, n in threads.items()]
+
+
+def _loopback_faults(workers: Sequence[WorkerReport]) -> list[str]:
+    return [
+        f"rank {rank} ({worker.host}): Gloo uses the loopback interface although there are several "
+        "hosts; set GLOO_SOCKET_IFNAME to the network's interface"
+        for rank, worker in enumerate(workers)
+        if worker.interface.startswith("lo") or (not worker.interface and worker.loopback)
+    ]
+
+
+def _commit_rates(workers: Sequence[WorkerReport]) -> list[float]:
+    return [worker.kernels.machine.commit_bytes_per_s for worker in workers]
+
+
+def _name_cpu() -> str:
+    """Name the processor as Linux does; elsewhere as Python does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def count_cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _resolves_to_loopback(host: str) -> bool:
+    try:
+        return socket.gethostbyname(host).startswith("127.")
+    except OSError:
+        return False
+
+
+def _keeps_denormals() -> bool:
+    try:
+        check_denormals()
+    except KernelBackendError:
+        return False
+    return True

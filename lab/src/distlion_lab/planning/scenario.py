@@ -1,0 +1,114 @@
+"""The setting of a step: the model, the workers, the links, the machine, the prices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, replace
+
+from distlion.cost.link_model import LinkModel
+from distlion.errors import InvalidArgumentError
+from distlion_lab.planning.machine import GPU, Machine
+
+MAX_NODES = 100_000
+MAX_WIDTH = 1_000_000
+
+NVLINK = LinkModel(latency_s=10e-6, rate_bit_per_s=2.4e12)
+"""300 GB/s each way, by NVIDIA's data sheet of the A100; the latency of a small NCCL call."""
+
+PCIE = LinkModel(latency_s=10e-6, rate_bit_per_s=0.2e12)
+"""PCIe 4.0 x16: 31.5 GB/s each way on paper, of which 25 GB/s are assumed to arrive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Everything on which a forecast depends.
+
+    Args:
+        n_params: Trainable parameters, 1 or more.
+        nodes: Machines, 1 to 100,000; each has one link to the others.
+        gpus_per_node: Workers that share a node; if more than one, they average their gradients
+            inside the node.
+        link: The network between nodes.
+        node_link: The network inside a node, for each of its workers.
+        compute_s: Seconds of forward and backward in a step; above 0.
+        machine: Rates of the arithmetic.
+        backward_share: Share of ``compute_s`` that is backward. A backward pass does twice the
+            work of the forward pass.
+        overlap_share: Share of backward that overlapped communication can hide behind: the
+            gradients of the first bucket come first.
+        momentum_sync_every: Steps in which workers that vote average every momentum once, a part in
+            each step (``MomentumSync``); None for never.
+        momentum_sync_bits: Bits of a momentum on the uplink: 32, 16 or 8. Means come back in 32.
+        orthogonalized_width: Width of the network, if votes are on orthogonalized directions; 0 if
+            they are not. All parameters count as matrices, so the time is an upper bound.
+        price_per_gpu_hour: Price of one worker for an hour.
+        price_per_gb: Price of 10^9 bytes that a node sends.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+    """
+
+    n_params: int
+    nodes: int
+    link: LinkModel
+    compute_s: float
+    gpus_per_node: int = 1
+    node_link: LinkModel = NVLINK
+    machine: Machine = GPU
+    backward_share: float = 2 / 3
+    overlap_share: float = 0.9
+    momentum_sync_every: int | None = None
+    momentum_sync_bits: int = 32
+    orthogonalized_width: int = 0
+    price_per_gpu_hour: float = 0.0
+    price_per_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check("n_params", 1 <= self.n_params < 1 << 53, "1 to 2^53")
+        self._check("nodes", 1 <= self.nodes <= MAX_NODES, f"1 to {MAX_NODES:,}")
+        self._check("gpus_per_node", 1 <= self.gpus_per_node <= 1024, "1 to 1,024")
+        self._check("compute_s", 0 < self.compute_s < math.inf, "a number of seconds above 0")
+        self._check(
+            "momentum_sync_every",
+            self.momentum_sync_every is None or self.momentum_sync_every >= 1,
+            "1 or more",
+        )
+        self._check("momentum_sync_bits", self.momentum_sync_bits in (8, 16, 32), "8, 16 or 32")
+        width = self.orthogonalized_width
+        self._check("orthogonalized_width", 0 <= width <= MAX_WIDTH, f"0 to {MAX_WIDTH:,}")
+        for name in ("backward_share", "overlap_share"):
+            self._check(name, 0 <= getattr(self, name) <= 1, "0 to 1")
+        for name in ("price_per_gpu_hour", "price_per_gb"):
+            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+
+    def _check(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+
+    @property
+    def hideable_s(self) -> float:
+        """Seconds of communication that overlap can hide."""
+        return self.overlap_share * self.backward_share * self.compute_s
+
+    @property
+    def own_params(self) -> int:
+        """Parameters for which one worker of a node votes."""
+        return -(-self.n_params // self.gpus_per_node)
+
+    @property
+    def worker_link(self) -> LinkModel:
+        """A worker's share of its node's link."""
+        return replace(self.link, rate_bit_per_s=self.link.rate_bit_per_s / self.gpus_per_node)
+
+    def with_rate(self, rate_bit_per_s: float) -> Scenario:
+        """Return the scenario with another rate between nodes."""
+        return replace(self, link=replace(self.link, rate_bit_per_s=rate_bit_per_s))
+
+    def with_nodes(self, nodes: int) -> Scenario:
+        """Return the scenario with another number of nodes."""
+        return replace(self, nodes=nodes)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as JSON types."""
+        return dataclasses.asdict(self)

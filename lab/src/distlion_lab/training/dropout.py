@@ -1,0 +1,30 @@
+"""Dropout that depends on seed, step and rank alone, not on other draws of the process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from distlion_lab.tasks import seeded_generator
+
+# A stream apart from the data's: seeded_generator(seed, step, rank, stream).
+_STREAM = 1
+
+
+@contextlib.contextmanager
+def seeded_dropout(
+    *, seed: int, step: int, rank: int, device: torch.device | None = None
+) -> Iterator[None]:
+    """Set the state of the global generator, from which dropout draws, by seed, step and rank.
+
+    If the model is on a GPU, ``device``, its generator is set too. Both get their states back.
+    """
+    generator = seeded_generator(seed, step, rank, _STREAM)
+    on_gpu = device is not None and device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.set_rng_state(generator.get_state())
+        if on_gpu:
+            torch.cuda.manual_seed(generator.initial_seed())
+        yield

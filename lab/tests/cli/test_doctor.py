@@ -1,0 +1,97 @@
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from distlion.cost import LinkModel, LinkProbe
+from distlion_lab.cli import app
+from distlion_lab.planning import CPU, Checkup, KernelRates, WorkerReport
+
+WORKER = WorkerReport(
+    host="a",
+    cpu="some processor",
+    cores=8,
+    threads=1,
+    interface="lo",
+    loopback=False,
+    denormals=True,
+    debug=False,
+    kernels=KernelRates("avx2", 1e10, CPU),
+)
+LINKS = tuple(LinkModel(1e-4, rate) for rate in (1e9, 2e8, 1e9))
+
+
+def doctor(*words):
+    return CliRunner().invoke(app, ["doctor", *words])
+
+
+def show(monkeypatch, workers, warnings=()):
+    links = LinkProbe(LINKS[0], LINKS[:workers])
+    checkup = Checkup((WORKER,) * workers, links, warnings)
+    monkeypatch.setattr("distlion_lab.cli.doctor.run_workers", lambda *_, **__: checkup)
+    result = doctor()
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.distributed
+def test_two_local_workers_are_examined():
+    result = doctor("--json", "--params", "1e6", "--compute-s", "0.01")
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert {"devices", "triton", "missing"} <= record["accelerators"].keys()
+    assert len(record["workers"]) == len(record["link"]["ranks"]) == 2
+    assert record["scenario"]["n_params"] == 1_000_000
+    assert record["scenario"]["link"] == record["link"]["combined"]
+    assert isinstance(record["advice"]["compress"], bool)
+
+
+def test_slowest_rank_is_named(monkeypatch):
+    text = show(monkeypatch, 3)
+    assert "slowest link: rank 1, 5.00 times slower" in text
+    assert "nothing is wrong" in text
+
+
+def test_with_two_ranks_the_slower_link_is_not_blamed_on_one(monkeypatch):
+    assert "share the only one" in show(monkeypatch, 2)
+
+
+def test_single_worker_has_no_link(monkeypatch):
+    text = show(monkeypatch, 1)
+    assert "slowest" not in text
+    assert "single node" in text
+
+
+def test_warnings_are_shown(monkeypatch):
+    text = show(monkeypatch, 2, warnings=("the roof leaks",))
+    assert "warning: the roof leaks" in text
+    assert "nothing is wrong" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--workers", "0"], "--workers"),
+        (["--threads", "0"], "--threads"),
+        (["--params", "x"], "--params"),
+        (["--params", "0.5"], "--params"),
+        (["--compute-s", "0"], "--compute-s"),
+    ],
+)
+def test_wrong_argument_is_one_clear_message(words, named):
+    result = doctor(*words)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_number_of_workers_must_be_that_of_torchrun(monkeypatch):
+    left = []
+    monkeypatch.setitem(os.environ, "RANK", "0")
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
+    monkeypatch.setattr("distlion_lab.cli.failure.os._exit", left.append)
+    result = doctor("--workers", "3")
+    assert result.exit_code == 2
+    assert "torchrun started 2" in result.stderr
+    assert left == []

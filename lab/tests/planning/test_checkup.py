@@ -1,0 +1,103 @@
+from dataclasses import replace
+
+import pytest
+
+from distlion.cost import LinkModel, LinkProbe
+from distlion.errors import ProcessGroupError
+from distlion_lab.planning import CPU, KernelRates, WorkerReport, find_faults
+from distlion_lab.planning.checkup import Checkup, examine
+
+HEALTHY = WorkerReport(
+    host="a",
+    cpu="some processor",
+    cores=8,
+    threads=1,
+    interface="eth0",
+    loopback=False,
+    denormals=True,
+    debug=False,
+    kernels=KernelRates("avx2", CPU.encode_bytes_per_s, CPU),
+)
+LINK = LinkModel(1e-4, 1e9)
+
+
+def probe_of(*rates):
+    return LinkProbe(LINK, tuple(LinkModel(1e-4, rate) for rate in rates))
+
+
+def faults_of(*workers, rates=None):
+    return find_faults(workers, probe_of(*(rates or [1e9] * len(workers))))
+
+
+def test_healthy_workers_have_no_faults():
+    assert faults_of(HEALTHY, replace(HEALTHY, host="b")) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kernels": KernelRates("reference", 1.0, CPU)}, "DISTLION_KERNELS"),
+        ({"kernels": KernelRates("avx2", 1e12, CPU)}, "of a plain read"),
+        ({"kernels": KernelRates("avx2", 1e12, CPU, core_share=0.5)}, "machine is busy"),
+        ({"debug": True}, "debug build"),
+        ({"denormals": False}, "denormals"),
+        ({"threads": 9}, "9 threads on 8 cores"),
+    ],
+    ids=["reference kernels", "slow core", "busy machine", "debug torch", "denormals", "threads"],
+)
+def test_fault_of_a_worker_is_reported(changes, words):
+    (fault,) = faults_of(replace(HEALTHY, **changes))
+    assert words in fault
+
+
+@pytest.mark.parametrize("core_share", [1.0, 0.3])
+def test_slow_kernels_are_never_taken_for_a_debug_build(core_share):
+    slow = KernelRates("avx2", 1e12, CPU, core_share=core_share)
+    (fault,) = faults_of(replace(HEALTHY, kernels=slow))
+    assert "debug" not in fault
+
+
+def test_threads_of_all_workers_of_a_host_count_together():
+    crowded = replace(HEALTHY, threads=5)
+    (fault,) = faults_of(crowded, crowded)
+    assert "10 threads on 8 cores" in fault
+    assert faults_of(crowded, replace(crowded, host="b")) == ()
+
+
+@pytest.mark.parametrize("changes", [{"interface": "lo"}, {"interface": "", "loopback": True}])
+def test_loopback_is_a_fault_between_hosts_only(changes):
+    worker = replace(HEALTHY, **changes)
+    assert faults_of(worker) == ()
+    (fault,) = faults_of(worker, replace(HEALTHY, host="b"))
+    assert "rank 0" in fault and "GLOO_SOCKET_IFNAME" in fault
+
+
+def test_rank_with_the_slowest_link_is_named():
+    (fault,) = faults_of(HEALTHY, HEALTHY, replace(HEALTHY, host="c"), rates=[1e9, 1e9, 1e8])
+    assert "rank 2 (c)" in fault and "10.0 times slower" in fault
+
+
+def test_two_ranks_are_not_blamed_for_their_link():
+    assert faults_of(HEALTHY, HEALTHY, rates=[1e9, 1e8]) == ()
+
+
+def test_rank_with_the_slowest_kernels_is_named():
+    slow = replace(CPU, commit_bytes_per_s=CPU.commit_bytes_per_s / 4)
+    workers = (HEALTHY, replace(HEALTHY, kernels=replace(HEALTHY.kernels, machine=slow)), HEALTHY)
+    (fault,) = faults_of(*workers)
+    assert "rank 1" in fault and "4.0 times slower" in fault
+    checkup = Checkup(workers, probe_of(1e9, 1e9, 1e9), ())
+    assert (checkup.slowest_kernels, checkup.kernels_slowdown) == (1, 4.0)
+
+
+def test_shared_cores_slow_the_arithmetic_down():
+    crowded = Checkup((replace(HEALTHY, threads=12),) * 2, probe_of(1e9, 1e9), ())
+    assert crowded.machine.encode_s(1e6, 1) == pytest.approx(3 * CPU.encode_s(1e6, 1))
+    assert crowded.machine.write_frame_s == pytest.approx(3 * CPU.write_frame_s)
+    spacious = Checkup((HEALTHY, HEALTHY), probe_of(1e9, 1e9), ())
+    assert spacious.machine == CPU
+
+
+def test_examination_without_process_group_is_an_error():
+    with pytest.raises(ProcessGroupError, match="init_process_group"):
+        examine(print)
