@@ -16,10 +16,10 @@ MINUTES ?= 30
 BIN := $(VENV)/bin
 # `make train` without ARGS: votes, then AdamW on the same data, and both in one picture.
 TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3
-# What is installed in place: distlion with extras, and distlion-lab.
+# What is installed in place: distlion with extras, and the packages around it.
 TRAIN_PACKAGES := -e . -e lab
-TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e 'lab[netlab]'
-DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e 'lab[netlab]'
+TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e 'lab[netlab]' -e flower
+DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e 'lab[netlab]' -e flower
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
 # What `make test` runs beside everything else; tests/harness.py marks it.
@@ -83,7 +83,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 
 test-flower: $(FLOWER)/.ready  ## test the integration with Flower in an environment of its own
 	@PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
-	    "$(FLOWER)/bin/python" -m pytest tests/flower $(ARGS)
+	    "$(FLOWER)/bin/python" -m pytest flower/tests $(ARGS)
 
 simulate: $(VENV)/.ready-test  ## play SEEDS schedules of failing workers in simulated networks; with SEED=17 only that one, told line by line
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
@@ -128,7 +128,7 @@ wheel: $(VENV)/.ready-test  ## build the wheels into dist/, install that of dist
 	@rm -rf dist build/wheel
 	export DISTLION_RELEASE=1
 	echo "building the wheels ..."
-	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist . ./lab
+	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist . ./lab ./flower
 	echo "installing it in a clean environment ..."
 	"$(PYTHON)" -m venv build/wheel
 	build/wheel/bin/python -m pip install -qq -c constraints.txt "$$(echo dist/distlion-*.whl)[test]"
@@ -227,7 +227,7 @@ endef
 define install
 $(system_packages)
 started=$$SECONDS
-echo "installing distlion and distlion-lab into $(VENV): some minutes ..."
+echo "installing distlion into $(VENV): some minutes ..."
 (while sleep 15; do echo "  $$((SECONDS - started)) s"; done) & clock=$$!
 trap 'kill $$clock 2>/dev/null || true' EXIT
 $(BIN)/python -m pip install -qq --no-compile -c constraints.txt pip </dev/null
@@ -247,15 +247,15 @@ endef
 
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 
-$(VENV)/.ready-train: pyproject.toml lab/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-train: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TRAIN_PACKAGES))
 	touch $@
 
-$(VENV)/.ready-test: pyproject.toml lab/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-test: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TEST_PACKAGES))
 	touch $(VENV)/.ready-train $@
 
-$(VENV)/.ready-docs: pyproject.toml lab/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-docs: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
 	    echo "$$($(BIN)/python --version) is too old for the site, whose tools need 3.11 or later: make docs PYTHON=... VENV=build/venv-docs" >&2
 	    exit 1

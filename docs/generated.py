@@ -119,9 +119,9 @@ def write_planner(app: Any, failure: Exception | None) -> None:
 
 def write_flower() -> str:
     """Write a section for each name of a module that needs packages the site is not built with."""
-    [folder] = find_spec("distlion.integrations").submodule_search_locations or [""]
+    [folder] = find_spec("distlion_flower").submodule_search_locations or [""]
     sections = []
-    for node in ast.parse(Path(folder, "flower.py").read_text()).body:
+    for node in ast.parse(Path(folder, "bridge.py").read_text()).body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
             continue
         made = node

@@ -11,7 +11,7 @@ from distlion.errors import MissingDependencyError
 from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parents[1]
-NAME = re.compile(r"(?<![\w./-])distlion(?:\.[A-Za-z_]\w*)+")
+NAME = re.compile(r"(?<![\w./-])distlion\w*(?:\.[A-Za-z_]\w*)+")
 DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
 
@@ -37,7 +37,7 @@ def test_every_dotted_name_is_there() -> None:
     assert len(named) > 30
     assert exists("distlion.vote.Roster")
     assert not exists("distlion.vote.Nobody")
-    assert exists("distlion.integrations.flower.Votes")
-    assert not exists("distlion.integrations.flower.Nobody")
+    assert exists("distlion_flower.bridge.Votes")
+    assert not exists("distlion_flower.bridge.Nobody")
     missing = {name: path for name, path in named.items() if not exists(name)}
     assert not missing

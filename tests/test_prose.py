@@ -48,7 +48,8 @@ def list_pages() -> list[Path]:
 
 def read_docstrings() -> Iterator[tuple[str, str]]:
     """Yield a place and the docstring there, for all that have one."""
-    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "lab/src").rglob("*.py")]):
+    sources = [ROOT / folder for folder in ("src", "lab/src", "flower/src")]
+    for path in sorted(path for source in sources for path in source.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
             if isinstance(node, documented) and (text := ast.get_docstring(node)):

@@ -13,7 +13,7 @@ from design import BATCH, LOCAL_STEPS, METHODS, NETWORK
 from images import build_network
 from torch import nn
 
-import distlion
+import distlion_flower
 from training import AveragedClients
 
 CLIENTS, PART, ROUNDS = 1000, 50, 2
@@ -37,7 +37,7 @@ def make(method: str, model: nn.Module) -> Any:
         return AveragedClients(
             model.named_parameters(), clients=CLIENTS, lr=lambda _: 0.01, momentum=0.9, seed=0
         )
-    return distlion.VirtualClients(
+    return distlion_flower.VirtualClients(
         model.named_parameters(), clients=CLIENTS, rule=method, lr=0.01, seed=0
     )
 

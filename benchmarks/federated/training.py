@@ -22,8 +22,8 @@ from design import (
 from images import Images, ImageTask, crop_and_flip
 from torch import Tensor, nn
 
-import distlion
-from distlion.clients.count import weigh
+import distlion_flower
+from distlion_flower.count import weigh
 from distlion_lab.tasks.base import seeded_generator
 from distlion_lab.tasks.partition import ByClass, Even
 
@@ -104,7 +104,7 @@ def make_clients(cell: Cell, model: nn.Module) -> Any:
     }
     if cell.method == "fedavg":
         return AveragedClients(model.named_parameters(), **given)
-    return distlion.VirtualClients(
+    return distlion_flower.VirtualClients(
         model.named_parameters(), rule=cell.method, spread=SPREAD, max_weight=MAX_WEIGHT, **given
     )
 

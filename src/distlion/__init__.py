@@ -31,7 +31,7 @@ from distlion.optim import (
     paper_settings,
 )
 from distlion.options import average_buffers
-from distlion.virtual import VirtualClients, VirtualCluster, VirtualLocalSteps
+from distlion.virtual import VirtualCluster, VirtualLocalSteps
 
 __version__ = _version("distlion")
 
@@ -59,7 +59,6 @@ __all__ = [
     "ScaledVote",
     "StochasticVote",
     "TernaryVote",
-    "VirtualClients",
     "VirtualCluster",
     "VirtualLocalSteps",
     "__version__",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import distlion
+import distlion_flower
 from cluster import run_workers
 from distlion.aggregation import Aggregation
 from drawn import draw_grads, make_params, set_grads
@@ -156,7 +157,7 @@ def step_alone(rank: int, folder: Path) -> list[Tensor]:
 def serve(rank: int, folder: Path, *, rule: str) -> list[Tensor]:
     """Train clients of a server."""
     params = make_params(SHAPES)
-    clients = distlion.VirtualClients(params.items(), clients=5, lr=0.5, rule=rule)
+    clients = distlion_flower.VirtualClients(params.items(), clients=5, lr=0.5, rule=rule)
     for round_ in range(2):
         for client in clients.draw(3):
             grads = draw_grads(params.values(), client, round_)

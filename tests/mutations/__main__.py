@@ -13,7 +13,7 @@ import time
 import venv
 from pathlib import Path
 
-from planted import Mutation
+from planted import OTHERS, Mutation
 from planted_everywhere import EVERYWHERE
 
 import distlion.kernels._cpu
@@ -21,7 +21,7 @@ import distlion.kernels._cpu
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "build" / "mutations"
 LIMIT_S = 600
-SOURCES = ("src", "lab/src")
+SOURCES = ("src", *(f"{folder}/src" for folder in OTHERS))
 
 
 def make_tree() -> Path:
@@ -41,7 +41,7 @@ def make_tree() -> Path:
     (packages / "1_copy.pth").write_text("".join(f"{TREE / folder}\n" for folder in SOURCES))
     others = [path for path in sys.path if Path(path).name == "site-packages"]
     (packages / "2_others.pth").write_text("\n".join(others) + "\n")
-    for name in ("distlion", "distlion_lab"):
+    for name in ("distlion", *(f"distlion_{folder}" for folder in OTHERS)):
         found = subprocess.check_output([python, "-c", f"import {name}; print({name}.__file__)"])
         assert str(TREE) in found.decode(), found
     return python

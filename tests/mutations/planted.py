@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+OTHERS = ("lab", "flower")
+"""Folders of the other distributions in this repository."""
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -12,11 +15,11 @@ class Mutation:
 
     Attributes:
         name: What it breaks, in words.
-        file: Below src/distlion; with ``lab/`` in front below lab/src/distlion_lab.
+        file: Below src/distlion; with ``lab/`` or ``flower/`` in front below that folder's package.
         old: Text that occurs once in the file.
         new: What stands there instead.
-        tests: What must fail: paths below tests, or with ``lab/`` in front below lab/tests; with
-            ``::`` and a test where one is enough.
+        tests: What must fail: paths below tests, or with ``lab/`` or ``flower/`` in front below
+            that folder's tests; with ``::`` and a test where one is enough.
         interprets: Whether Triton's kernels are interpreted; slow tests are left out then.
     """
 
@@ -30,17 +33,17 @@ class Mutation:
     @property
     def path(self) -> Path:
         """The file, from the repository's top folder."""
-        return _place(self.file, "src/distlion", "lab/src/distlion_lab")
+        return _place(self.file, "src/distlion", "{0}/src/distlion_{0}")
 
     @property
     def test_paths(self) -> list[Path]:
         """The tests, from the repository's top folder."""
-        return [_place(test, "tests", "lab/tests") for test in self.tests]
+        return [_place(test, "tests", "{0}/tests") for test in self.tests]
 
 
-def _place(path: str, ours: str, labs: str) -> Path:
-    below = path.removeprefix("lab/")
-    return Path(ours if below == path else labs, below)
+def _place(path: str, ours: str, theirs: str) -> Path:
+    folder, _, below = path.partition("/")
+    return Path(theirs.format(folder), below) if folder in OTHERS else Path(ours, path)
 
 
 BLAME = ("distributed/test_blame.py",)

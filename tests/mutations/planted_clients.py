@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from planted import Mutation
 
-BALLOT, COUNT, SERVER = "clients/ballot.py", "clients/count.py", "clients/server.py"
-REFUSALS, VIRTUAL = "clients/refusals.py", "virtual/clients.py"
-SERVED = ("clients/test_vote_server.py",)
-CAST = ("clients/test_ballot.py",)
-FUZZED = ("clients/test_fuzzed_ballots.py",)
-FINITE = ("clients/test_finite_servers.py",)
-UNTRAINED = ("clients/test_untrained_arrays.py",)
-ROUNDS = ("virtual/test_virtual_clients.py",)
+BALLOT, COUNT, SERVER = "flower/ballot.py", "flower/count.py", "flower/server.py"
+REFUSALS, VIRTUAL = "flower/refusals.py", "flower/virtual.py"
+SERVED = ("flower/test_vote_server.py",)
+CAST = ("flower/test_ballot.py",)
+FUZZED = ("flower/test_fuzzed_ballots.py",)
+FINITE = ("flower/test_finite_servers.py",)
+UNTRAINED = ("flower/test_untrained_arrays.py",)
+ROUNDS = ("flower/test_virtual_clients.py",)
 
 CLIENTS = (
     Mutation(
         "clients: running statistics are voted on",
-        "clients/places.py",
+        "flower/places.py",
         "if statistics := list_statistics(params):",
         "if statistics := list_statistics(()):",
         SERVED,

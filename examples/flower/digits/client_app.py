@@ -4,7 +4,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from digits import task
-from distlion.integrations import flower
+from distlion_flower import bridge as flower
 
 app = ClientApp()
 

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from digits import task
-from distlion.integrations import flower
+from distlion_flower import bridge as flower
 
 app = ServerApp()
 

@@ -1,7 +1,6 @@
 """Many workers inside one process: bitwise identical to real ones, without a network."""
 
-from distlion.virtual.clients import VirtualClients
 from distlion.virtual.cluster import VirtualCluster
 from distlion.virtual.local_steps import VirtualLocalSteps
 
-__all__ = ["VirtualClients", "VirtualCluster", "VirtualLocalSteps"]
+__all__ = ["VirtualCluster", "VirtualLocalSteps"]

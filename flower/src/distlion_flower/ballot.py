@@ -14,7 +14,6 @@ from torch import Tensor
 
 from distlion.aggregation import ResidualVote, ScaledVote
 from distlion.aggregation.base import Aggregation
-from distlion.clients.places import Places
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 from distlion.kernels import (
     FLOAT32_MAX,
@@ -26,6 +25,7 @@ from distlion.kernels import (
     encode_lots,
 )
 from distlion.vote import Roster
+from distlion_flower.places import Places
 
 RULES = ("stochastic", "majority", "residual")
 RESIDUAL = ResidualVote.worker_state[0]

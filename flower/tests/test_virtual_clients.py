@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-import distlion
-from distlion.clients import ServerSettings, VoteServer, cast_ballot, find_deltas
+import distlion_flower
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 from distlion.kernels import Coins
+from distlion_flower import ServerSettings, VoteServer, cast_ballot, find_deltas
 
 
 def make_model() -> nn.Module:
@@ -29,7 +29,7 @@ def move(model: nn.Module, client: int, number: int) -> None:
 @pytest.mark.parametrize("rule", ["stochastic", "majority", "residual"])
 def test_rounds_equal_those_of_a_server_and_its_clients(rule: str) -> None:
     model, settings = make_model(), {"lr": 0.5, "momentum": 0.8}
-    clients = distlion.VirtualClients(
+    clients = distlion_flower.VirtualClients(
         model.named_parameters(), clients=20, seed=3, rule=rule, **settings
     )
     twin = make_model()
@@ -70,7 +70,7 @@ def count_live_elements() -> int:
 
 def test_memory_is_that_of_the_clients_of_a_round() -> None:
     model = nn.Linear(100, 100)
-    clients = distlion.VirtualClients(model.parameters(), clients=1_000_000, min_replies=50)
+    clients = distlion_flower.VirtualClients(model.parameters(), clients=1_000_000, min_replies=50)
     before = count_live_elements()
     kept = []
     for number in range(3):
@@ -89,7 +89,7 @@ def test_memory_is_that_of_the_clients_of_a_round() -> None:
 
 def test_a_lost_client_leaves_nothing_behind() -> None:
     model = make_model()
-    clients = distlion.VirtualClients(model.named_parameters(), clients=5)
+    clients = distlion_flower.VirtualClients(model.named_parameters(), clients=5)
     start = [param.detach().clone() for param in model.parameters()]
     first, second, *_ = clients.draw(4)
     move(model, first, 0)
@@ -105,7 +105,7 @@ def test_frozen_parameters_stay() -> None:
     model = make_model()
     model[0].requires_grad_(False)
     before = model[0].weight.clone()
-    clients = distlion.VirtualClients(model.parameters(), clients=3)
+    clients = distlion_flower.VirtualClients(model.parameters(), clients=3)
     for client in clients.draw(3):
         model[1].weight.data.add_(0.1)
         clients.collect(client)
@@ -116,7 +116,7 @@ def test_frozen_parameters_stay() -> None:
 
 def test_a_vote_that_fails_changes_nothing_of_its_client() -> None:
     model = make_model()
-    clients = distlion.VirtualClients(model.named_parameters(), clients=2, rule="residual")
+    clients = distlion_flower.VirtualClients(model.named_parameters(), clients=2, rule="residual")
     clients.begin([0])
     with pytest.raises(InvalidArgumentError, match="client 1 in round 0 is not taken"):
         clients.collect(1)
@@ -146,11 +146,11 @@ def test_a_vote_that_fails_changes_nothing_of_its_client() -> None:
 )
 def test_arguments_out_of_range_are_refused(given: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        distlion.VirtualClients(make_model().parameters(), **given)
+        distlion_flower.VirtualClients(make_model().parameters(), **given)
 
 
 def test_calls_out_of_turn_are_refused() -> None:
-    clients = distlion.VirtualClients(make_model().parameters(), clients=3)
+    clients = distlion_flower.VirtualClients(make_model().parameters(), clients=3)
     assert (clients.clients, clients.payload_bytes) == (3, 128)
     with pytest.raises(InvalidArgumentError, match="without a round"):
         clients.collect(0)

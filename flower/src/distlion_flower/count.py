@@ -10,12 +10,12 @@ from torch import Tensor
 
 from distlion.aggregation import ScaledVote
 from distlion.aggregation.scaled import ScaledBucket
-from distlion.clients.ballot import Ballot
-from distlion.clients.places import Places
-from distlion.clients.refusals import read_scales
 from distlion.kernels import BlockVotes, Coin, ReplyFormat, VoteFormat, settle_tally, tally_votes
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketShape
 from distlion.vote import Roster
+from distlion_flower.ballot import Ballot
+from distlion_flower.places import Places
+from distlion_flower.refusals import read_scales
 
 MOST_VOTES = 1 << 24
 """Largest number of votes with a sum that float32 represents exactly."""

@@ -12,7 +12,6 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is tested in an environment of its own")
 
-from bad_post import Post, copy_reply
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -22,13 +21,14 @@ from flwr.app import (
     Message,
     RecordDict,
 )
-from in_process import InProcessGrid
 
-import distlion
+import distlion_flower
+from bad_post import Post, copy_reply
 from client_oracle import ClientOracle
-from distlion.clients import Refusal
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
-from distlion.integrations import flower
+from distlion_flower import Refusal
+from distlion_flower import bridge as flower
+from in_process import InProcessGrid
 
 SHAPES = {"weight": (70, 3), "bias": (5,), "long": (517,)}
 SEED = 11
@@ -151,7 +151,9 @@ def test_strange_senders_are_refused() -> None:
 def test_virtual_clients_move_as_flower_does() -> None:
     arrays = make_arrays()
     params = {name: torch.nn.Parameter(torch.from_numpy(arrays[name].numpy())) for name in SHAPES}
-    clients = distlion.VirtualClients(params.items(), clients=6, seed=SEED, lr=0.4, spread=2.0)
+    clients = distlion_flower.VirtualClients(
+        params.items(), clients=6, seed=SEED, lr=0.4, spread=2.0
+    )
     strategy = flower.Votes(lr=0.4, spread=2.0, seed=SEED, fraction_evaluate=0.0)
     result = strategy.start(InProcessGrid(train, 5), arrays, num_rounds=4)
     for number in range(1, 5):

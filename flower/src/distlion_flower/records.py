@@ -19,8 +19,8 @@ from flwr.app import (
 )
 from torch import Tensor
 
-from distlion.clients import Ballot, Call, Places, Refusal, list_statistics
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion_flower import Ballot, Call, Places, Refusal, list_statistics
 
 KEY = "distlion"
 """Key of our records in messages and in a client's state."""
@@ -54,7 +54,7 @@ def read_call(message: Message) -> tuple[Call, dict[str, Tensor]]:
     if not isinstance(asked, ConfigRecord):
         raise InvalidArgumentError(
             "the message does not ask for a vote. Expected the message of a server with strategy "
-            "distlion.integrations.flower.Votes. Use this strategy there"
+            "distlion_flower.bridge.Votes. Use this strategy there"
         )
     found = list(content.array_records.values())
     if len(found) != 1:

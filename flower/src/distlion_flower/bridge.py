@@ -8,7 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from distlion.clients import (
+from distlion.errors import InvalidArgumentError
+from distlion.integrations.frameworks import check_version
+from distlion.kernels import Coins
+from distlion.options import check_choice
+from distlion_flower import (
     Call,
     Outcome,
     Places,
@@ -20,10 +24,6 @@ from distlion.clients import (
     list_statistics,
     weigh,
 )
-from distlion.errors import InvalidArgumentError
-from distlion.integrations.frameworks import check_version
-from distlion.kernels import Coins
-from distlion.options import check_choice
 
 check_version("flwr", major=1, extra="flower")
 from flwr.app import (  # noqa: E402, once its version is known
@@ -37,7 +37,7 @@ from flwr.app import (  # noqa: E402, once its version is known
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.serverapp.strategy import FedAvg, Result  # noqa: E402
 
-from distlion.integrations import flower_records as records  # noqa: E402
+from distlion_flower import records  # noqa: E402
 
 logger = logging.getLogger("distlion")
 # Flower shows its strategies' messages on this logger; on others it shows only warnings.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ballots
-from distlion.clients import Ballot, Refusal
+from distlion_flower import Ballot, Refusal
 
 N_BALLOTS, ROUNDS = 10_000, 20
 

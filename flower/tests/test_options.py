@@ -12,10 +12,10 @@ import torch
 pytest.importorskip("flwr", reason="flwr is tested in an environment of its own")
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
-from in_process import InProcessGrid
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.integrations import flower
+from distlion_flower import bridge as flower
+from in_process import InProcessGrid
 
 ONES = {"w": np.ones(70, np.float32)}
 

@@ -11,9 +11,9 @@ import torch
 
 import ballots
 import client_oracle
-from distlion.clients import RULES, Call, Places, cast_ballot, find_deltas
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 from distlion.kernels import Coins
+from distlion_flower import RULES, Call, Places, cast_ballot, find_deltas
 
 PLACES = Places.of(ballots.make_params())
 

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlion.clients import Call, Outcome, ServerSettings, VoteServer, cast_ballot, find_deltas
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import Coins
+from distlion_flower.ballot import Call, cast_ballot
+from distlion_flower.places import find_deltas
+from distlion_flower.server import Outcome, VoteServer
+from distlion_flower.settings import ServerSettings
 
 
 class VirtualClients:
@@ -25,7 +28,7 @@ class VirtualClients:
             Buffers, such as BatchNorm's, are neither restored between clients nor voted on.
         clients: Number of clients.
         seed: Seed of the draw of clients, of their random numbers, and of ties.
-        settings: Settings of the server, as for ``distlion.integrations.flower.Votes``: ``rule``,
+        settings: Settings of the server, as for ``distlion_flower.bridge.Votes``: ``rule``,
             ``lr``, ``momentum``, ``spread``, ``weights``, ``max_weight``, ``min_replies``,
             ``max_scale``.
 
@@ -63,7 +66,7 @@ class VirtualClients:
         if unknown:
             raise InvalidArgumentError(
                 f"VirtualClients has no argument {', '.join(sorted(unknown))}; expected those of "
-                "distlion.integrations.flower.Votes"
+                "distlion_flower.bridge.Votes"
             )
         named = [
             entry if isinstance(entry, tuple) else (f"parameter {number}", entry)

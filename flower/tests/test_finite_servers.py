@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ballots
-from distlion.clients import ServerSettings, VoteServer
 from distlion.errors import CheckpointError, NonFiniteError
+from distlion_flower import ServerSettings, VoteServer
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

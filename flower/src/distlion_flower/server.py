@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlion.clients.ballot import Ballot, Call
-from distlion.clients.count import BallotCount, weigh
-from distlion.clients.places import Places
-from distlion.clients.refusals import Refusal, find_fault
-from distlion.clients.settings import ServerSettings
 from distlion.errors import CheckpointError, InvalidArgumentError, NonFiniteError
 from distlion.kernels import FLOAT32_MAX, Coins
+from distlion_flower.ballot import Ballot, Call
+from distlion_flower.count import BallotCount, weigh
+from distlion_flower.places import Places
+from distlion_flower.refusals import Refusal, find_fault
+from distlion_flower.settings import ServerSettings
 
 logger = logging.getLogger("distlion")
 

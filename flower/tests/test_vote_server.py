@@ -12,9 +12,9 @@ import torch
 
 import ballots
 from client_oracle import ClientOracle, Sent
-from distlion.clients import Ballot, Refusal, ServerSettings, VoteServer
-from distlion.clients.count import MOST_VOTES, weigh
 from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
+from distlion_flower import Ballot, Refusal, ServerSettings, VoteServer
+from distlion_flower.count import MOST_VOTES, weigh
 
 RULES = ["stochastic", "majority", "residual"]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from client_oracle import Sent
-from distlion.clients import Ballot, Call, Places, ServerSettings, VoteServer, cast_ballot
-from distlion.clients.ballot import compute_checksum
 from distlion.kernels import Coins
+from distlion_flower import Ballot, Call, Places, ServerSettings, VoteServer, cast_ballot
+from distlion_flower.ballot import compute_checksum
 
 SHAPES = {"weight": (70, 3), "bias": (5,), "empty": (0,), "scalar": (), "long": (517,)}
 

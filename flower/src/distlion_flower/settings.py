@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from distlion.clients.ballot import RULES
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import FLOAT32_MAX
 from distlion.options import check_choice
 from distlion.step import check_number
+from distlion_flower.ballot import RULES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from distlion.clients.ballot import MOST_EXAMPLES, Ballot, Call, compute_checksum
 from distlion.layout import FLOAT_BYTES, BucketShape
+from distlion_flower.ballot import MOST_EXAMPLES, Ballot, Call, compute_checksum
 
 
 class Refusal(Enum):

@@ -9,7 +9,7 @@ import torch
 
 import ballots
 from client_oracle import read_payload
-from distlion.clients import ServerSettings, VoteServer
+from distlion_flower import ServerSettings, VoteServer
 
 N_ROUNDS = 4
 
