@@ -74,7 +74,7 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "site" make --no-print-directory docs
 	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
 	part "Flower" make --no-print-directory test-flower ARGS=
-	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/aggregation/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
+	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/votes/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
 	part "soak" $(BIN)/python tests/soak --minutes 1
 	part "fuzz" make --no-print-directory fuzz MINUTES=$(MINUTES) ARGS=
@@ -119,7 +119,7 @@ sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and U
 	@preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"
 	# Not leaks: the interpreter keeps a lot until it ends. Not the emulated processor, which has a core of its own.
 	LD_PRELOAD="$$preload" ASAN_OPTIONS=detect_leaks=0 "$(SANITIZED)/bin/python" -m pytest -q \
-	    -p no:cacheprovider --ignore=tests/kernels/test_architectures.py tests/kernels tests/exchange/test_frame*.py $(ARGS)
+	    -p no:cacheprovider --ignore=tests/kernels/test_architectures.py tests/kernels tests/wire/test_frame*.py $(ARGS)
 
 soak: $(VENV)/.ready-test  ## as root: kill, stop and cut off workers for MINUTES, and compare with a quiet run
 	@$(BIN)/python tests/soak --minutes $(MINUTES) $(ARGS)

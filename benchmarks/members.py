@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 
 import distlion
-from distlion.aggregation import Aggregation
-from distlion.options import Newcomers
+from distlion.step.newcomers import Newcomers
+from distlion.votes import Aggregation
 
 sys.path.append(str(Path(__file__).resolve().parent / "study"))
 from schedule import DECAY_PER_STEP, rate_factor

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from distlion.aggregation import QuantizedVote
 from distlion.kernels import BlockVotes, Coefficients, Coins, Segment, choose_kernels
 from distlion.layout import BLOCK_WORDS, fill_buckets, place_parameters
+from distlion.votes import QuantizedVote
 from distlion_lab.tasks import TextTask, Tokenizer, batch_loss
 
 WORKERS = 4

@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 import distlion
 from distlion.errors import StepError
-from distlion.exchange import PATTERNS
+from distlion.wire import PATTERNS
 
 RANKS = 3
 SHAPES = ((256, 256), (1000,), (256, 400), (7,), (400, 64))

@@ -15,7 +15,8 @@ import torch
 from torch import Generator, Tensor
 
 from backends import CORES, INTERPRETS, TRUTH, Backend
-from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES, Coefficients, Kernels, Segment
+from distlion.kernels import Coefficients, Kernels, Segment
+from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
 
 MANY = (1, 7, 0, 63, 64, 65, 1023, 4099, 512, 8191, 1, 1)

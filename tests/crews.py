@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion.crew import CrewLion
-from distlion.transport import watch
+from distlion.wire import watch
 
 GOAL = 60
 STRUCK_AT = 20

@@ -14,7 +14,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import distlion
 import oracle
-from distlion.transport import roll_call, watch, watch_peers
+from distlion.wire import roll_call, watch
+from distlion.wire.watch import watch_peers
 
 SIZES = {"first": 70, "second": 130}
 

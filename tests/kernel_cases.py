@@ -18,7 +18,8 @@ from conformance import (
     make_bucket,
     make_segments,
 )
-from distlion.kernels import PARAM_DTYPES, BlockVotes, Coin, Kernels, ReplyFormat, Segment
+from distlion.kernels import BlockVotes, Coin, Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import PARAM_DTYPES
 
 ZERO = Coin(0x0123456789ABCDEF)
 TIE = Coin(0xFEDCBA9876543210, inverted=True)

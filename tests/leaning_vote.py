@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from distlion.aggregation import MajorityVote
 from distlion.kernels import Coins, Kernels, Segment
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import Bucket
-from distlion.vote import BucketVote, Roster, WorkerState
+from distlion.votes import MajorityVote, Roster
+from distlion.votes.bucket_vote import BucketVote, WorkerState
 
 
 @dataclass(frozen=True)

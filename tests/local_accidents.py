@@ -25,7 +25,7 @@ import matrix
 from accident import AT_ONCE, note_accident
 from cluster import run_workers
 from distlion import errors, faults
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from drawn import make_params
 from failures import give_time
 from local_runs import EVERY, SHAPES, PlainRun, are_equal, copies, make, make_adamw, train

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import matrix
 from cluster import run_workers
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from drawn import make_params
 from local_runs import SHAPES, STEPS, PlainRun, are_equal, copies, make, make_adamw, train
 

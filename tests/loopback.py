@@ -8,9 +8,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from distlion.exchange import Exchanging
 from distlion.kernels import Kernels, choose_kernels
-from distlion.transport import Memory, connect_in_memory
+from distlion.wire.memory import Memory, connect_in_memory
+from distlion.wire.pattern import Exchanging
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import distlion.exchange.registry
+import distlion.wire.registry
 from delta_oracle import DeltaRule
-from distlion.aggregation import (
-    RULES as NAMED_RULES,
-)
-from distlion.aggregation import (
+from distlion.votes import RULES as NAMED_RULES
+from distlion.votes import (
     SCALED_RULES,
     Aggregation,
     Average,
-    EstimateVote,
-    FeedbackVote,
-    FullPrecision,
     MajorityVote,
     MaskedVote,
     QuantizedVote,
     ResidualVote,
     ScaledVote,
-    StochasticVote,
-    TernaryVote,
 )
-from distlion.exchange import Exchange
+from distlion.votes.estimate import EstimateVote
+from distlion.votes.feedback import FeedbackVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.votes.stochastic import StochasticVote
+from distlion.votes.ternary import TernaryVote
+from distlion.wire import Exchange
 from oracle import Rule
 
 NAMES = tuple(NAMED_RULES)
@@ -52,7 +50,7 @@ RULES: dict[str, Aggregation] = {
 }
 """Every rule."""
 
-PATTERNS: dict[str, Exchange] = dict(distlion.exchange.registry.PATTERNS)
+PATTERNS: dict[str, Exchange] = dict(distlion.wire.registry.PATTERNS)
 """Every pattern."""
 
 PATTERNS_OF_ALL_RULES = {

@@ -16,12 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import distlion.exchange
+import distlion.wire
 from distlion import faults
-from distlion.aggregation import MajorityVote
-from distlion.exchange import Ballot, ChunkKind, Exchange, Header, PartialReducer, Reply, Verdict
 from distlion.failures import Status
 from distlion.layout import BucketShape
+from distlion.votes import MajorityVote
+from distlion.wire import Exchange
+from distlion.wire.frame import ChunkKind, Header
+from distlion.wire.pattern import Ballot, PartialReducer, Reply
+from distlion.wire.verdict import Verdict
 from loopback import CountingKernels, make_links, run_together
 
 STEP, BUCKET, SETTINGS = 7, 4, 99
@@ -292,7 +295,7 @@ def check_digests(pattern: Exchange) -> None:
 
 def check_repr(pattern: Exchange) -> None:
     """A pattern's text rebuilds it."""
-    names = {type(pattern).__name__: type(pattern), **vars(distlion.exchange)}
+    names = {type(pattern).__name__: type(pattern), **vars(distlion.wire)}
     assert eval(repr(pattern), names) == pattern
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from distlion import MajorityVote
 from distlion.layout import place_parameters
-from distlion.step import Make, VotingParam
+from distlion.step.make import Make
+from distlion.step.param import VotingParam
 
 
 def make_records(

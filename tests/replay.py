@@ -13,8 +13,8 @@ import torch
 import distlion
 import matrix
 import oracle
-from distlion.aggregation import Aggregation
-from distlion.exchange import Exchange
+from distlion.votes import Aggregation
+from distlion.wire import Exchange
 
 INITIAL_KEY = 1 << 20
 SIMPLE_SIZES = (1, 65, 300)

@@ -19,13 +19,7 @@ from torch import Tensor
 
 import matrix
 import oracle
-from distlion.aggregation import (
-    RULES,
-    Aggregation,
-    parse_rule,
-)
 from distlion.kernels import (
-    FLOAT_PLANES,
     BlockVotes,
     Coefficients,
     Coins,
@@ -34,8 +28,12 @@ from distlion.kernels import (
     VoteFormat,
     choose_kernels,
 )
+from distlion.kernels.feedback import FLOAT_PLANES
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
-from distlion.vote import Roster, RuleTally, make_worker_state
+from distlion.votes import RULES, Aggregation, Roster
+from distlion.votes.bucket_vote import make_worker_state
+from distlion.votes.registry import parse_rule
+from distlion.votes.tally import RuleTally
 
 WORLD_SIZES = (1, 2, 3, 8)
 # 4,133 is a prime above 4,096: the second, shorter block of a scale.

@@ -12,10 +12,10 @@ import copy
 import torch
 from torch import Tensor
 
-from distlion.aggregation import Aggregation
 from distlion.kernels import Coefficients, Coins, Segment
 from distlion.layout import Bucket
-from distlion.vote import BucketVote, Roster, WorkerState, make_worker_state
+from distlion.votes import Aggregation, Roster
+from distlion.votes.bucket_vote import BucketVote, WorkerState, make_worker_state
 from rule_exam import BETAS, KERNELS, SEED, make_bucket, make_grad, make_momentum
 
 N_WORKERS, STEPS = 3, 3

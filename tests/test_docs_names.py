@@ -35,8 +35,8 @@ def test_every_dotted_name_is_there() -> None:
         name: path.name for path in DOCUMENTS for name in NAME.findall(path.read_text("utf-8"))
     }
     assert len(named) > 30
-    assert exists("distlion.vote.Roster")
-    assert not exists("distlion.vote.Nobody")
+    assert exists("distlion.votes.Roster")
+    assert not exists("distlion.votes.Nobody")
     assert exists("distlion_flower.bridge.Votes")
     assert not exists("distlion_flower.bridge.Nobody")
     missing = {name: path for name, path in named.items() if not exists(name)}

@@ -16,9 +16,9 @@ import rule_exam
 import state_exam
 import toys
 from cluster import run_workers
-from distlion.aggregation import Aggregation
-from distlion.cost import LinkModel, choose_exchange
-from distlion.exchange import Exchange
+from distlion.votes import Aggregation
+from distlion.wire import Exchange, LinkModel
+from distlion.wire.choice import choose_exchange
 from distlion_lab.cli.netlab import netlab_app
 from distlion_lab.netlab.method_names import parse_vote
 from distlion_lab.planning import Scenario, compare_methods

@@ -17,7 +17,7 @@ from distlion.layout import (
     shape_node,
     take_part,
 )
-from distlion.options.nodes import Cutter
+from distlion.step.nodes import Cutter
 
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=12)
 

@@ -13,7 +13,7 @@ import pytest
 
 import distlion
 from distlion import errors
-from distlion.exchange import frame
+from distlion.wire import frame
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 REFERENCE = DOCS / "reference"

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import distlion
 from cluster import WorkersFailedError, run_workers
 from distlion import faults
-from distlion.transport import watch
+from distlion.wire import watch
 
 pytestmark = pytest.mark.distributed
 

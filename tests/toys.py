@@ -9,12 +9,13 @@ from typing import ClassVar
 from torch import Tensor
 
 import matrix
-from distlion.aggregation import RULES, Aggregation, NamedRule
-from distlion.exchange import PATTERNS, Ballot, Cost, Exchange, Exchanging, Reducer, Reply
-from distlion.exchange.all_gather import count_whole_votes, write_whole_vote
 from distlion.kernels import BlockVotes, Coins, Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.layout import BucketShape
-from distlion.transport import ByteCount, Transport
+from distlion.votes import RULES, Aggregation
+from distlion.votes.registry import NamedRule
+from distlion.wire import PATTERNS, ByteCount, Exchange, Transport
+from distlion.wire.all_gather import count_whole_votes, write_whole_vote
+from distlion.wire.pattern import Ballot, Cost, Exchanging, Reducer, Reply
 from leaning_vote import LeaningVote
 from oracle import Rule
 

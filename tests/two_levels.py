@@ -6,21 +6,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distlion import faults
-from distlion.exchange import (
-    Ballot,
-    ChunkKind,
-    Cost,
-    Exchange,
-    Exchanging,
-    Reducer,
-    Reply,
-    find_errors,
-    fire_framed,
-)
-from distlion.exchange.frame import read_chunks, write_chunk
-from distlion.exchange.verdict import judge_chunks
 from distlion.layout import BucketShape, ChunkShape
-from distlion.transport import ByteCount, Transport
+from distlion.wire import ByteCount, Exchange, Transport
+from distlion.wire.frame import ChunkKind, read_chunks, write_chunk
+from distlion.wire.pattern import Ballot, Cost, Exchanging, Reducer, Reply, fire_framed
+from distlion.wire.verdict import find_errors, judge_chunks
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.optim.lr_scheduler import LambdaLR
 
-from distlion.aggregation import (
-    Aggregation,
-    Average,
-    FullPrecision,
-    MajorityVote,
-    QuantizedVote,
-    TernaryVote,
-)
 from distlion.optim import Lion
 from distlion.virtual import VirtualCluster
+from distlion.votes import Aggregation, Average, MajorityVote, QuantizedVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.votes.ternary import TernaryVote
 from distlion_lab.baselines import VirtualBaseline
 from distlion_lab.tasks import Batch, ImageTask, score_batch, seeded_generator
 

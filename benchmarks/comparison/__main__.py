@@ -27,7 +27,7 @@ from typing import Any
 from claims import GAIN, MATCH, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.planning import count_cores, parse_rate
 from distlion_lab.report import read_comparison
 from distlion_lab.report.comparison import Comparison

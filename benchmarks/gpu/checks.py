@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from conditions import ROOT
 
-from distlion.aggregation import RULES
+from distlion.votes import RULES
 
 LISTED = [name for name, named in RULES.items() if named.listed]
 CASES = [(rule, *overlap) for rule in LISTED for overlap in ((), ("overlap",))] + [
@@ -38,7 +38,7 @@ TESTS_LIMIT_S = 3600
 def check_conformance(*, rehearses: bool) -> dict[str, Any]:
     """Run the tests of the kernels on the device, every op, dtype and size."""
     words = "test_sums_of_blocks" if rehearses else "cuda"
-    return run_tests("tests/kernels", "tests/aggregation/test_cut_parameters.py", words=words)
+    return run_tests("tests/kernels", "tests/votes/test_cut_parameters.py", words=words)
 
 
 def check_memory(*, rehearses: bool) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 from rates import time_in_turn
 
 from distlion import MajorityVote
-from distlion.kernels import Coefficients, Coins, Segment, choose_kernels, orthogonalize_directions
+from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
+from distlion.kernels.orthogonal import orthogonalize_directions
 from distlion.layout import BLOCK_WORDS, fill_buckets, place_parameters
 
 Shape = tuple[int, int]

@@ -20,8 +20,8 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 import distlion
-from distlion.aggregation import RULES
 from distlion.kernels import reference
+from distlion.votes import RULES
 
 WATCHED_FROM = 10
 """The first steps compare replicas and gradients, which they read."""

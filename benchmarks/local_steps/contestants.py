@@ -13,9 +13,9 @@ from contest import LIONS, RULES
 from torch import Tensor, nn
 
 import distlion
-from distlion.aggregation import RULES as EVERY_STEP
-from distlion.aggregation import SCALED_RULES
-from distlion.exchange import AllReduce
+from distlion.votes import RULES as EVERY_STEP
+from distlion.votes import SCALED_RULES
+from distlion.wire import AllReduce
 from distlion_lab.baselines import (
     Compression,
     HalfPrecision,

@@ -29,7 +29,7 @@ from schedule import DECAY_PER_STEP, rate_factor
 from torch import nn
 
 import distlion
-from distlion.exchange import AllReduce
+from distlion.wire import AllReduce
 from distlion_lab.netlab.lab_run import average_gradients
 from distlion_lab.netlab.method_names import DDP_FP32
 from distlion_lab.training.periodic import read_local_votes

@@ -13,7 +13,8 @@ from text import SmallGPT
 from torch import nn
 
 from distlion.errors import InvalidArgumentError
-from distlion.optim import InnerOptimizers, Lion, group_params
+from distlion.local.inner_optimizers import InnerOptimizers
+from distlion.optim import Lion, group_params
 from distlion_lab.training.delta_votes import DeltaVotes
 from distlion_lab.training.inner import PLAIN_OUTER_SGD
 from distlion_lab.training.local_steps import LocalSteps

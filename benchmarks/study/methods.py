@@ -16,16 +16,12 @@ from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
 from variants import STOCHASTIC, VARIANTS, VariantVote
 
-from distlion.aggregation import (
-    RULES,
-    Aggregation,
-    FullPrecision,
-    QuantizedVote,
-    TernaryVote,
-)
 from distlion.errors import InvalidArgumentError
 from distlion.optim import Lion
 from distlion.virtual import VirtualCluster
+from distlion.votes import RULES, Aggregation, QuantizedVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.votes.ternary import TernaryVote
 from distlion_lab.baselines import HalfPrecision, OneBitAdam, PowerSGD, VirtualBaseline
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.name_parts import split_betas

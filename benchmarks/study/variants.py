@@ -10,9 +10,9 @@ import torch
 from schedule import DECAY_PER_STEP, WARM_UP_SHARE, Run, rate_factor
 from torch import Tensor, nn
 
-from distlion.aggregation import RULES
 from distlion.kernels import matrix_shape, orthogonalize
 from distlion.virtual import VirtualCluster
+from distlion.votes import RULES
 from distlion_lab.tasks.base import seeded_generator
 from distlion_lab.training.workers import LION_BETAS
 

@@ -28,8 +28,8 @@ from schedule import DECAY_PER_STEP, rate_factor
 from settings import FLOOR, HOSTS, METHODS, TIMED, make_cell
 from torch import nn
 
-from distlion.aggregation import RULES
 from distlion.optim import DistributedLion
+from distlion.votes import RULES
 from distlion_lab.netlab.lab_run import average_gradients
 
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.

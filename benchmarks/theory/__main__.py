@@ -36,15 +36,10 @@ from problem import SCENARIOS, Problem, Scenario, draw_shifts, make_problem
 from theory_report import LAST, SHOWN, draw, write_markdown
 from torch import Tensor, nn
 
-from distlion.aggregation import (
-    Aggregation,
-    Average,
-    FullPrecision,
-    MajorityVote,
-    QuantizedVote,
-    TernaryVote,
-)
 from distlion.virtual import VirtualCluster
+from distlion.votes import Aggregation, Average, MajorityVote, QuantizedVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.votes.ternary import TernaryVote
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ELEMENTS = 256

@@ -2,36 +2,34 @@
 
 from importlib.metadata import version as _version
 
-from distlion.aggregation import (
-    Average,
-    EstimateVote,
-    FeedbackVote,
-    FullPrecision,
-    MajorityVote,
-    MaskedVote,
-    QuantizedVote,
-    ResidualVote,
-    ScaledVote,
-    StochasticVote,
-    TernaryVote,
-)
 from distlion.checkpoint import check_checkpoint_folder, load_checkpoint, save_checkpoint
 from distlion.crew import Crew, CrewSampler
-from distlion.exchange import AllGather, AllReduce, ParameterServer, RecursiveDoubling
-from distlion.optim import (
-    ClipNorm,
-    DistributedLion,
-    Lion,
-    LocalSteps,
-    MomentumSync,
-    Nodes,
-    describe_groups,
-    group_params,
-    lion_cub,
-    paper_settings,
-)
-from distlion.options import average_buffers
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.distributed_lion import DistributedLion
+from distlion.optim.lion import Lion
+from distlion.optim.lion_cub import lion_cub
+from distlion.optim.papers import paper_settings
+from distlion.optim.param_groups import describe_groups, group_params
+from distlion.step.buffers import average_buffers
+from distlion.step.clipping import ClipNorm
+from distlion.step.momentum_sync import MomentumSync
+from distlion.step.nodes import Nodes
 from distlion.virtual import VirtualCluster, VirtualLocalSteps
+from distlion.votes.average import Average
+from distlion.votes.estimate import EstimateVote
+from distlion.votes.feedback import FeedbackVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.votes.majority import MajorityVote
+from distlion.votes.masked import MaskedVote
+from distlion.votes.quantized import QuantizedVote
+from distlion.votes.residual import ResidualVote
+from distlion.votes.scaled import ScaledVote
+from distlion.votes.stochastic import StochasticVote
+from distlion.votes.ternary import TernaryVote
+from distlion.wire.all_gather import AllGather
+from distlion.wire.all_reduce import AllReduce
+from distlion.wire.parameter_server import ParameterServer
+from distlion.wire.recursive_doubling import RecursiveDoubling
 
 __version__ = _version("distlion")
 

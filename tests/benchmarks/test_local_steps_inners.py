@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion.optim import InnerOptimizers, Lion
+from distlion.local.inner_optimizers import InnerOptimizers
+from distlion.optim import Lion
 from local_study import Archive, best_at, imported_study, with_all
 
 pytest.importorskip("matplotlib")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cluster import run_workers
-from distlion.aggregation import MajorityVote
+from distlion.votes import MajorityVote
 from distlion_lab.baselines import VirtualBaseline
 from distlion_lab.training.local_steps import ScaledVotes
 from distlion_lab.training.methods import find_method

@@ -26,8 +26,8 @@ from crews import (
 from distlion.crew import CrewLion
 from distlion.crew import optimizer as crew_optimizer
 from distlion.errors import DistlionError
-from distlion.session import handshake
-from distlion.session import session as session_module
+from distlion.peers import handshake
+from distlion.peers import session as session_module
 from local_crews import connect
 
 pytestmark = pytest.mark.distributed

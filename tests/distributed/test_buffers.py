@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.options import buffers
-from distlion.transport import Gloo, Transfer
+from distlion.step import buffers
+from distlion.wire import Gloo
+from distlion.wire.transport import Transfer
 
 pytestmark = pytest.mark.distributed
 

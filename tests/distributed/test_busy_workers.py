@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.transport import gloo
+from distlion.wire import gloo
 from failures import (
     assert_raised,
     caught,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import distlion
 from cluster import WorkerDiedError, run_workers
 from distlion import errors
-from distlion.transport import tidy
+from distlion.wire.groups import tidy
 from failures import (
     Caught,
     assert_raised,

@@ -12,7 +12,7 @@ import torch
 import distlion
 import matrix
 from cluster import run_workers
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from oracle import bits_of
 from replay import (
     Case,

@@ -24,7 +24,7 @@ TRAIN = """
 import os, signal
 import torch, torch.distributed as dist
 import distlion
-from distlion.transport import watch
+from distlion.wire import watch
 from failures import give_time
 
 give_time()

@@ -160,7 +160,7 @@ def train_matrices(
     rank: int, world_size: int, size: int, on_gpu: tuple[int, ...]
 ) -> tuple[list[Tensor], set[torch.dtype]]:
     """Train nodes of some ranks, or single workers with their mean gradients."""
-    from distlion.step import CutMatrices
+    from distlion.step.cut_matrices import CutMatrices
     from pretend_cuda import pretend_cuda
 
     with pretend_cuda() as device:

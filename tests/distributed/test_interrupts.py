@@ -24,7 +24,7 @@ from checkpoint.runs import Worker
 from cluster import run_workers
 from distlion import faults
 from distlion.checkpoint import verify_checkpoint
-from distlion.transport.gloo import GlooTransfer
+from distlion.wire.gloo import GlooTransfer
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed

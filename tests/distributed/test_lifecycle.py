@@ -11,7 +11,7 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.step import CastVote
+from distlion.step.vote import CastVote
 from failures import caught, make_optimizer, make_params, params_of, set_grads
 
 

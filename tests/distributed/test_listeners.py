@@ -11,7 +11,7 @@ import torch
 
 import distlion
 from cluster import run_workers
-from distlion.transport import groups
+from distlion.wire import groups
 
 pytestmark = [
     pytest.mark.distributed,

@@ -12,7 +12,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from distlion import errors, faults
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from drawn import make_params
 from failures import Caught, assert_raised
 from local_runs import (

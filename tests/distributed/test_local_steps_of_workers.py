@@ -13,7 +13,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from distlion import faults
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from drawn import make_params, set_grads
 from failures import Caught, assert_raised
 from local_cases import N_WORKERS, check_cases

@@ -11,7 +11,7 @@ import pytest
 import distlion
 import matrix
 from delta_oracle import DeltaRule
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from local_cases import N_WORKERS, check_cases, check_runs
 from local_runs import PlainRun, make_adamw
 from oracle import F32, Group, OracleCluster

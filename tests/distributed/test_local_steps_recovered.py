@@ -13,7 +13,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from distlion import errors, faults
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from drawn import make_params
 from failures import Caught, assert_raised
 from local_accidents import AT_VOTE, BEFORE, N_WORKERS, OUTER, PLAIN_OUTER, list_tensors

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import distlion
-import distlion.cost
+import distlion.wire
 from cluster import run_workers
-from distlion.session import routing
+from distlion.peers import routing
 from drawn import set_grads
 from failures import params_of
 from replay import run_backward
@@ -21,7 +21,7 @@ UNIT = 4096
 
 def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
     """Let each part of the nodes measure another link: buckets must be the same all the same."""
-    models = [distlion.cost.LinkModel(1e-5, 1e6), distlion.cost.LinkModel(1e-2, 1e9)]
+    models = [distlion.wire.LinkModel(1e-5, 1e6), distlion.wire.LinkModel(1e-2, 1e9)]
     routing.probe_link = lambda link, step: models[rank % 2]
     params = [torch.nn.Parameter(torch.zeros(UNIT)) for _ in range(2)]
     optimizer = distlion.DistributedLion(
@@ -59,7 +59,7 @@ def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
 
 def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
     """Step where a node's parts differ in size so much that each would have another pattern."""
-    routing.probe_link = lambda link, step: distlion.cost.LinkModel(1e-4, 1e7)
+    routing.probe_link = lambda link, step: distlion.wire.LinkModel(1e-4, 1e7)
     params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
     optimizer = distlion.DistributedLion(
         params,

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import distlion
-import distlion.cost
+import distlion.wire
 import matrix
 import oracle
 from cluster import run_workers
 from distlion import errors, faults
-from distlion.aggregation import Aggregation
-from distlion.options.nodes import Cutter
+from distlion.step.nodes import Cutter
+from distlion.votes import Aggregation
 from failures import Caught, assert_all_raised, caught, params_of
 from replay import (
     Case,

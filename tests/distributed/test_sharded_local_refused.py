@@ -20,8 +20,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
-from distlion.optim.period_start import PeriodStart
-from distlion.step import local_tensor
+from distlion.local.period_start import PeriodStart
+from distlion.step.param import local_tensor
 from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, train, train_unevenly
 from distributed.sharded_models import build, digest, make_mesh, save, shard
 

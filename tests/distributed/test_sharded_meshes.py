@@ -16,7 +16,7 @@ import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
 from distlion.integrations.fsdp import disable_all_reduce
-from distlion.transport import watch
+from distlion.wire import watch
 from distributed.sharded_models import (
     Reference,
     build,

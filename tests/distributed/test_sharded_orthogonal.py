@@ -21,7 +21,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from distlion.errors import UnsupportedTypeError
-from distlion.options import matrix_cuts
+from distlion.step import matrix_cuts
 from distributed.orthogonal_shards import (
     Whole,
     build,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import distlion
 import distlion_flower
 from cluster import run_workers
-from distlion.aggregation import Aggregation
+from distlion.votes import Aggregation
 from drawn import draw_grads, make_params, set_grads
 
 pytestmark = pytest.mark.distributed

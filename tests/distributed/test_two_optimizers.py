@@ -17,7 +17,7 @@ import distlion
 import oracle
 from cluster import run_workers
 from distlion import errors
-from distlion.transport import watch
+from distlion.wire import watch
 from failures import (
     Caught,
     assert_all_raised,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from comparisons import make_record, make_run, write_comparison
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.report import draw_loss_figure, read_comparison, read_record
 from distlion_lab.report.comparison_report import write_comparison_report
 from distlion_lab.report.comparison_tables import tabulate_outcome, tabulate_tuning

@@ -20,8 +20,8 @@ import distlion
 import distlion.errors
 import matrix
 from distlion import faults
-from distlion.aggregation import Aggregation
 from distlion.optim import VotingBase
+from distlion.votes import Aggregation
 from fuzz.program import Setup
 
 STEP_TIMEOUT_S = 10.0

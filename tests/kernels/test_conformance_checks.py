@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends import TRUTH, Backend, over_all, over_cores, over_others
 from conformance import BIG, Memory, conform, draw, find_difference
-from distlion.kernels import PARAM_DTYPES, Coin, Kernels
+from distlion.kernels import Coin, Kernels
+from distlion.kernels.contract import PARAM_DTYPES
 from kernel_cases import TIE, ZERO
 
 STARTS = (0, 1, 0xFFFFFFFF, 0x12345678)

@@ -19,7 +19,8 @@ from conformance import (
     make_bucket,
     make_segments,
 )
-from distlion.kernels import EXP_AVG_DTYPES, Coefficients, Kernels, Segment
+from distlion.kernels import Coefficients, Kernels, Segment
+from distlion.kernels.contract import EXP_AVG_DTYPES
 from kernel_cases import ENCODERS, encoding, levels_encoder
 
 over_encoders = pytest.mark.parametrize("encoder", ENCODERS)

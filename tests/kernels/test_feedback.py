@@ -8,16 +8,8 @@ import torch
 from torch import Tensor
 
 import oracle
-from distlion.kernels import (
-    FLOAT_PLANES,
-    BlockVotes,
-    Coefficients,
-    Coins,
-    Segment,
-    choose_kernels,
-    count_estimates,
-    reference,
-)
+from distlion.kernels import BlockVotes, Coefficients, Coins, Segment, choose_kernels, reference
+from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 

@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import (
-    PARAM_DTYPES,
-    SCALE_BLOCK_ELEMENTS,
-    BlockVotes,
-    Coin,
-    Kernels,
-    reference,
-)
+from distlion.kernels import BlockVotes, Coin, Kernels, reference
+from distlion.kernels.contract import PARAM_DTYPES, SCALE_BLOCK_ELEMENTS
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
 from fuzz_settings import FUZZ, keep_on

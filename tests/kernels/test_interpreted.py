@@ -14,19 +14,13 @@ from torch import nn
 
 from backends import CPU, INTERPRETS, REFERENCE, Backend
 from conformance import DTYPES, conform
-from distlion.aggregation import (
-    Aggregation,
-    Average,
-    FullPrecision,
-    MajorityVote,
-    MaskedVote,
-    QuantizedVote,
-    TernaryVote,
-)
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels import Coefficients, Kernels, Segment, choose_kernels
 from distlion.layout import Slot
 from distlion.virtual import VirtualCluster
+from distlion.votes import Aggregation, Average, MajorityVote, MaskedVote, QuantizedVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.votes.ternary import TernaryVote
 from kernel_cases import ENCODERS, REPLIES, ROUNDING, ZERO, all_ops, committing, encoding
 from tiers import in_tiers
 

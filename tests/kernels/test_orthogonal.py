@@ -9,14 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import distlion
-from distlion.kernels import (
-    Coefficients,
-    Segment,
-    choose_kernels,
-    matrix_shape,
-    orthogonalize,
-    orthogonalize_directions,
-)
+from distlion.kernels import Coefficients, Segment, choose_kernels, matrix_shape, orthogonalize
+from distlion.kernels.orthogonal import orthogonalize_directions
 from distlion.layout import fill_buckets, place_parameters
 from drawn import draw
 

@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backends import Backend, over_all
-from distlion.kernels import (
-    PARAM_DTYPES,
-    BlockVotes,
-    Coefficients,
-    Coin,
-    Coins,
-    ReplyFormat,
-    Segment,
-)
+from distlion.kernels import BlockVotes, Coefficients, Coin, Coins, ReplyFormat, Segment
 from distlion.kernels.coin import GOLDEN, MASK, mix
+from distlion.kernels.contract import PARAM_DTYPES
 from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
 
 HYPER = Coefficients(beta1=0.9, beta2=0.99, lr=0.01, weight_decay=0.1)

@@ -48,8 +48,8 @@ def _place(path: str, ours: str, theirs: str) -> Path:
 
 BLAME = ("distributed/test_blame.py",)
 LIFECYCLE = ("distributed/test_lifecycle.py",)
-CLIPPING = ("options/test_clipping.py",)
-VERDICT = ("exchange/test_verdict.py",)
+CLIPPING = ("step/test_clipping.py",)
+VERDICT = ("wire/test_verdict.py",)
 COLLECTION = ("virtual/test_collection.py",)
 METHODS = ("lab/training/test_methods.py",)
 FIRST_BIT = ("kernels/test_first_bit.py",)
@@ -78,21 +78,21 @@ MUTATIONS = (
     ),
     Mutation(
         "small gradients are scaled up",
-        "options/clipping.py",
+        "step/clipping.py",
         "return min(1.0, clip.max_norm / (norm + NORM_EPSILON)) if",
         "return clip.max_norm / (norm + NORM_EPSILON) if",
         CLIPPING,
     ),
     Mutation(
         "a mean norm counts a worker that is not finite as 0",
-        "options/clipping.py",
+        "step/clipping.py",
         "finite = [square for square in squares if math.isfinite(square)]",
         "finite = [square if math.isfinite(square) else 0.0 for square in squares]",
         CLIPPING,
     ),
     Mutation(
         "the default level width of the neighboring p",
-        "aggregation/quantized.py",
+        "votes/quantized.py",
         "DEFAULT_STEPS[self.norm][self.bits - 1]",
         "DEFAULT_STEPS[self.norm][self.bits - 2]",
         ("benchmarks/test_quantized_step.py",),
@@ -164,14 +164,14 @@ MUTATIONS = (
     ),
     Mutation(
         "owners that disagree on presence are believed",
-        "exchange/all_reduce.py",
+        "wire/all_reduce.py",
         "bool((read.present != present).any())",
         "False",
-        ("exchange/test_pattern_contract.py",),
+        ("wire/test_pattern_contract.py",),
     ),
     Mutation(
         "a later error of equal rank overrides the first",
-        "exchange/verdict.py",
+        "wire/verdict.py",
         "if status <= header.status:",
         "if status < header.status:",
         VERDICT,
@@ -199,14 +199,14 @@ MUTATIONS = (
     ),
     Mutation(
         "diagnostics read local rank 0",
-        "options/node_route.py",
+        "step/node_route.py",
         "self._read_part(reply, self.link.rank)",
         "self._read_part(reply, 0)",
         ("distributed/test_node_parts.py",),
     ),
     Mutation(
         "a second arrival of a gradient is ignored",
-        "options/arrivals.py",
+        "step/arrivals.py",
         "            self._twice.add(position)",
         "            pass",
         (
@@ -250,10 +250,10 @@ MUTATIONS = (
     ),
     Mutation(
         "headers do not carry this step's hyperparameters",
-        "session/fingerprint.py",
+        "peers/fingerprint.py",
         "[self._digest, *changing, *toggled, *self.passing]",
         "[self._digest, *toggled, *self.passing]",
-        ("session/test_fingerprint.py",),
+        ("peers/test_fingerprint.py",),
     ),
     Mutation(
         "the digest of the raw gradients is not sent",
@@ -264,35 +264,35 @@ MUTATIONS = (
     ),
     Mutation(
         "momenta of absent parameters move",
-        "options/node_route.py",
+        "step/node_route.py",
         "means.append(mean.to(param.device) if voters else None)",
         "means.append(mean.to(param.device))",
         ("distributed/test_nodes.py",),
     ),
     Mutation(
         "votes leave a dead optimizer during backward",
-        "options/overlap.py",
+        "step/overlap.py",
         "        if self._lifecycle.is_dead:\n            return\n        param",
         "        param",
         LIFECYCLE,
     ),
     Mutation(
         "hooks of an optimizer that is let go of stay",
-        "options/overlap.py",
+        "step/overlap.py",
         "weakref.finalize(self, _end, self._hooks, self._tasks)",
         "pass",
         LIFECYCLE,
     ),
     Mutation(
         "a parameter gets another hook with every layout",
-        "options/overlap.py",
+        "step/overlap.py",
         "            if key not in self._hooks:\n",
         "            if True:\n",
         LIFECYCLE,
     ),
     Mutation(
         "pieces of a parameter that is not contiguous are not written back",
-        "options/node_route.py",
+        "step/node_route.py",
         "param.write_back(moved[index].param)",
         "pass",
         ("distributed/test_node_parts.py",),

@@ -37,10 +37,10 @@ CAUTIOUS = (
     ),
     Mutation(
         "cautious: diagnoses look at directions without the mask",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "if hyper.cautious:",
         "if False:",
-        ("options/test_diagnostics.py",),
+        ("step/test_diagnostics.py",),
     ),
     Mutation(
         "GPU: cautious directions are not masked",
@@ -66,24 +66,24 @@ CAUTIOUS = (
     ),
     Mutation(
         "masked: workers vote on directions and whether they are 0",
-        "aggregation/masked.py",
+        "votes/masked.py",
         "kernels.encode_pairs(segments, coins.zero, out=out)",
         "kernels.encode_ternary(segments, out=out)",
-        ("aggregation/test_rule_contract.py",),
+        ("votes/test_rule_contract.py",),
     ),
     Mutation(
         "masked: the gradient's plane is taken for one of zeros",
-        "aggregation/masked.py",
+        "votes/masked.py",
         "kernels.count_pairs(votes, tie, out=out)",
         "kernels.count_signs(votes, tie, out=out)",
-        ("aggregation/test_rule_contract.py",),
+        ("votes/test_rule_contract.py",),
     ),
     Mutation(
         "masked: pairs are added up as levels of two bits",
         "kernels/tally.py",
         "return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)",
         "return self in (VoteFormat.LEVEL, VoteFormat.TERNARY, VoteFormat.PAIR)",
-        ("aggregation/test_rule_contract.py",),
+        ("votes/test_rule_contract.py",),
     ),
     Mutation(
         "GPU: a gradient of 0 takes the coin of its direction",

@@ -4,50 +4,50 @@ from __future__ import annotations
 
 from planted import Mutation
 
-TOYS = ("vote/test_toys.py",)
+TOYS = ("votes/test_toys.py",)
 
 CORE = (
     Mutation(
         "core: a weight is not counted",
-        "vote/bucket_vote.py",
+        "votes/bucket_vote.py",
         "        if self.is_weighted:\n",
         "        if False:\n",
         TOYS,
     ),
     Mutation(
         "core: votes that count as several are one",
-        "vote/bucket_vote.py",
+        "votes/bucket_vote.py",
         "return self.roster.weigh(present, rows).sum(0)",
         "return present.sum(0)",
         TOYS,
     ),
     Mutation(
         "core: a weight is that of the worker before",
-        "vote/roster.py",
+        "votes/roster.py",
         '        times = torch.tensor(weights, dtype=torch.uint8, device="cpu")\n',
         '        times = torch.tensor(weights, dtype=torch.uint8, device="cpu").roll(1)\n',
         TOYS,
     ),
     Mutation(
         "core: estimates weigh alike",
-        "aggregation/feedback.py",
+        "votes/feedback.py",
         "total += after if weight == 1 else after * weight",
         "total += after",
         TOYS,
     ),
     Mutation(
         "core: replies have room for owners, not for votes",
-        "vote/bucket_vote.py",
+        "votes/bucket_vote.py",
         "rule.reply_planes(roster.n_votes)",
         "rule.reply_planes(roster.n_shards)",
         TOYS,
     ),
     Mutation(
         "core: bytes of another epoch are read",
-        "exchange/frame.py",
+        "wire/frame.py",
         '        ("epoch", like.epoch),\n',
         "",
-        ("exchange/test_frame.py",),
+        ("wire/test_frame.py",),
     ),
     Mutation(
         "core: virtual workers' counter has heard nothing",
@@ -65,16 +65,16 @@ CORE = (
     ),
     Mutation(
         "core: who counts anew does not take what it is told",
-        "aggregation/feedback.py",
+        "votes/feedback.py",
         "self._everybody = told.contiguous().view(torch.float32).clone()",
         "pass",
         ("distributed/test_estimates.py",),
     ),
     Mutation(
         "core: a state of several names is told in another order",
-        "vote/bucket_vote.py",
+        "votes/bucket_vote.py",
         "values.view(len(names), bucket.n_shards, shard_elements).transpose(0, 1)",
         "values.view(bucket.n_shards, len(names), shard_elements)",
-        ("vote/test_told.py",),
+        ("votes/test_told.py",),
     ),
 )

@@ -337,7 +337,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: each epoch measures the link",
-        "session/routing.py",
+        "peers/routing.py",
         "        if self._ranks.roster.epoch:\n",
         "        if False:\n",
         FOUND,

@@ -21,7 +21,7 @@ NODES = ("distributed/test_nodes.py",)
 CUT_MATRICES = (
     Mutation(
         "each shard of a matrix is orthogonalized by itself",
-        "session/routing.py",
+        "peers/routing.py",
         "        if self.inside is not None:\n            self._matrices",
         "        if self.inside is not None and False:\n            self._matrices",
         BITS,
@@ -51,7 +51,7 @@ CUT_MATRICES = (
     ),
     Mutation(
         "a matrix whose pieces were put together has its rows for columns",
-        "options/matrix_cuts.py",
+        "step/matrix_cuts.py",
         "CutMatrix(param.position, matrix, shape, boxes, dtype)",
         "CutMatrix(param.position, matrix[::-1], shape, boxes, dtype)",
         NODES,
@@ -93,7 +93,7 @@ CUT_MATRICES = (
     ),
     Mutation(
         "diagnoses read the direction of a shard",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "encoded.get(position, segment)",
         "segment",
         DIAGNOSED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planted import Mutation
 
 STAGING = "step/staging.py"
-STREAMS = "options/streams.py"
+STREAMS = "step/streams.py"
 STEP = ("distributed/test_gpu_step.py",)
 RANKS = ("distributed/test_gpu_ranks.py",)
 
@@ -68,7 +68,7 @@ DEVICE = (
     ),
     Mutation(
         "device: parts of other ranks of a node are compiled in a step",
-        "session/warm_up.py",
+        "peers/warm_up.py",
         "    if is_split:",
         "    if False:",
         STEP,
@@ -84,7 +84,7 @@ DEVICE = (
     ),
     Mutation(
         "device: a worker on a GPU looks like one of other settings",
-        "session/fingerprint.py",
+        "peers/fingerprint.py",
         'place = f"device {devices.index(param.device)}"',
         'place = f"{param.device}"',
         RANKS,
@@ -92,7 +92,7 @@ DEVICE = (
     ),
     Mutation(
         "device: the mean of a node's gradients stays on the host",
-        "options/node_route.py",
+        "step/node_route.py",
         "mean.to(param.device) if voters",
         "mean if voters",
         RANKS,
@@ -100,7 +100,7 @@ DEVICE = (
     ),
     Mutation(
         "device: a repaired replica keeps what it had",
-        "session/replicas.py",
+        "peers/replicas.py",
         "            own.copy_(row)\n        params[column]",
         "            pass\n        params[column]",
         RANKS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planted import Mutation
 
-DOUBLING = ("exchange/test_recursive_doubling.py",)
-EXAM = ("exchange/test_pattern_contract.py",)
+DOUBLING = ("wire/test_recursive_doubling.py",)
+EXAM = ("wire/test_pattern_contract.py",)
 
 DOUBLED = (
     Mutation(
@@ -38,38 +38,38 @@ DOUBLED = (
     ),
     Mutation(
         "ranks beyond the power of two get no vote",
-        "exchange/recursive_doubling.py",
+        "wire/recursive_doubling.py",
         "return size + max(0, min(first + size, n - _largest_power(n)) - first)",
         "return size",
         DOUBLING,
     ),
     Mutation(
         "a rank does not check what it sends itself",
-        "exchange/recursive_doubling.py",
+        "wire/recursive_doubling.py",
         "    if read_chunk(link.kernels, raw, shape.sum_chunk(meeting.gives), like) is not None:\n",
         "    if meeting.gives:\n",
         EXAM,
     ),
     Mutation(
         "a sum of votes of different steps goes on",
-        "exchange/recursive_doubling.py",
+        "wire/recursive_doubling.py",
         "            and header.step == first.step\n",
         "",
         EXAM,
     ),
     Mutation(
         "an error that one worker found is forgotten by doubling",
-        "exchange/recursive_doubling.py",
+        "wire/recursive_doubling.py",
         "            header.status is Status.OK\n            and header.step",
         "            header.step",
         EXAM,
     ),
     Mutation(
         "auto chooses a pattern that cannot carry the votes",
-        "cost/choice.py",
+        "wire/choice.py",
         "[each for each in PATTERNS.values() if each.carries(shape, weighted=weighted)]",
         "list(PATTERNS.values())",
-        ("cost/test_choice.py",),
+        ("wire/test_choice.py",),
     ),
     Mutation(
         "a sum is a bit too short for all votes against zero",

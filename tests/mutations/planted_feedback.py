@@ -10,28 +10,28 @@ OPS = ("kernels/test_feedback.py", "kernels/test_conformance_feedback.py")
 FEEDBACK = (
     Mutation(
         "a worker forgets what its vote has said",
-        "aggregation/feedback.py",
+        "votes/feedback.py",
         "estimate.copy_(after)",
         "pass",
         ESTIMATES,
     ),
     Mutation(
         "who counts forgets what votes have said",
-        "aggregation/feedback.py",
+        "votes/feedback.py",
         "self._note_votes()",
         "pass",
         ESTIMATES,
     ),
     Mutation(
         "votes that are never committed have been heard",
-        "aggregation/feedback.py",
+        "votes/feedback.py",
         "kernels.add_steps_of_all(estimates[own], one, scales[own], out=after)",
         "kernels.add_steps_of_all(estimates[own], one, scales[own], out=(after := estimates[own]))",
         ESTIMATES,
     ),
     Mutation(
         "a state is loaded and nobody sends its estimates",
-        "session/routing.py",
+        "peers/routing.py",
         "if not is_first:",
         "if False:",
         ESTIMATES,
@@ -52,7 +52,7 @@ FEEDBACK = (
     ),
     Mutation(
         "ranks of a node do not commit what they have said",
-        "options/node_route.py",
+        "step/node_route.py",
         "apply = part.vote.commit if is_own else part.vote.apply",
         "part.vote.note = lambda: None; apply = part.vote.commit if is_own else part.vote.apply",
         ESTIMATES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-ALONE = ("optim/test_inner_optimizers_alone.py",)
+ALONE = ("local/test_inner_optimizers_alone.py",)
 WORKERS = ("distributed/test_inner_optimizers.py",)
 SAVED = ("checkpoint/test_inner_optimizers_saved.py",)
 
@@ -25,42 +25,42 @@ SEVERAL_INNER = (
     ),
     Mutation(
         "a parameter is in two inner optimizers",
-        "optim/inner_optimizers.py",
+        "local/inner_optimizers.py",
         "if held.setdefault(id(param), owner) != owner:",
         "if False:",
         ALONE,
     ),
     Mutation(
         "an optimizer that needs a closure steps beside others",
-        "optim/inner_optimizers.py",
+        "local/inner_optimizers.py",
         "            _check_closure(each)\n",
         "            pass\n",
         ALONE,
     ),
     Mutation(
         "each inner optimizer's parameters are numbered from 0",
-        "optim/inner_optimizers.py",
+        "local/inner_optimizers.py",
         "state |= {n_params + key: entry",
         "state |= {key: entry",
         ALONE,
     ),
     Mutation(
         "a state of other inner optimizers loads",
-        "optim/inner_optimizers.py",
+        "local/inner_optimizers.py",
         "if found != expected and any((*found, *expected)):",
         "if False:",
         ALONE,
     ),
     Mutation(
         "a load that the second inner optimizer refuses changes the first",
-        "optim/inner_optimizers.py",
+        "local/inner_optimizers.py",
         "        with restoring(self):\n            for",
         "        if True:\n            for",
         ALONE,
     ),
     Mutation(
         "states of several inner optimizers are not put back",
-        "optim/inner_optimizers.py",
+        "local/inner_optimizers.py",
         "                each.state = own",
         "                pass",
         ALONE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planted import Mutation
 
 SPOILED = ("distributed/test_spoiled_inputs.py",)
-FIXED = ("session/test_fixed_groups.py",)
+FIXED = ("peers/test_fixed_groups.py",)
 
 INPUTS = (
     Mutation(
@@ -38,7 +38,7 @@ INPUTS = (
     ),
     Mutation(
         "a rule changed in place is ignored and saved",
-        "session/fingerprint.py",
+        "peers/fingerprint.py",
         "if now is not before and now != before:",
         "if False:",
         FIXED,
@@ -52,7 +52,7 @@ INPUTS = (
     ),
     Mutation(
         "a commit writes to memory that a parameter has left",
-        "options/overlap.py",
+        "step/overlap.py",
         "if param.find_addresses() != before:",
         "if False:",
         SPOILED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-PROBE = ("cost/test_probe.py",)
+PROBE = ("wire/test_probe.py",)
 
 INPUTS = ("step/test_inputs_of_a_step.py",)
 BUFFERS = ("distributed/test_buffers.py",)
@@ -73,28 +73,28 @@ SHARED = (
     ),
     Mutation(
         "average_buffers() takes no turn",
-        "options/buffers.py",
+        "step/buffers.py",
         "    turns.now = Turn(turns.now.number + 1, NO_OPTIMIZER, _CALL)\n",
         "",
         (f"{BUFFERS[0]}::test_one_rank_that_averages_while_another_one_steps_is_an_error_on_both",),
     ),
     Mutation(
         "buffers travel one by one",
-        "options/buffers.py",
+        "step/buffers.py",
         "if bucket and n_bytes + own.nbytes > _BYTES_AT_ONCE:",
         "if bucket:",
         (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
     ),
     Mutation(
         "buffers travel together without a limit",
-        "options/buffers.py",
+        "step/buffers.py",
         "if bucket and n_bytes + own.nbytes > _BYTES_AT_ONCE:",
         "if False:",
         (f"{BUFFERS[0]}::test_buffers_travel_together_up_to_a_limit",),
     ),
     Mutation(
         "Ctrl-C cuts average_buffers() short on one rank",
-        "options/buffers.py",
+        "step/buffers.py",
         "    with deferred_signals(_CALL):\n",
         "    if True:\n",
         (f"{BUFFERS[0]}::test_calls_are_counted_by_group_and_an_interrupt_waits_for_the_end",),
@@ -116,37 +116,37 @@ SHARED = (
     ),
     Mutation(
         "the probe of a link ends before TCP is up to speed",
-        "cost/probe.py",
+        "wire/probe.py",
         "while not models or 4 * wanted_bytes >= 5 * chunk_bytes:",
         "while not models:",
         PROBE,
     ),
     Mutation(
         "the probe of a link takes no longer where latency is high",
-        "cost/probe.py",
+        "wire/probe.py",
         "_TARGET_ROUNDS = 4",
         "_TARGET_ROUNDS = 0",
         PROBE,
     ),
     Mutation(
         "the probe of a rank alone is short where latency is high",
-        "cost/probe.py",
+        "wire/probe.py",
         "target_s = max(_ALONE_TARGET_S, _TARGET_ROUNDS * combined.latency_s)",
         "target_s = _ALONE_TARGET_S",
         PROBE,
     ),
     Mutation(
         "whoever lost a peer says so two seconds later",
-        "transport/watch.py",
+        "wire/watch.py",
         "within(SETTLE_S, lambda: self._settle(kind))",
         "within(9.0, lambda: (time.sleep(2.5), self._settle(kind)))",
         ("simulation/test_schedules.py::test_some_hundred_schedules_keep_all_rules",),
     ),
     Mutation(
         "a worker after a long pause gives up a store that answers slowly",
-        "transport/watch.py",
+        "wire/watch.py",
         "within(limit_s, self.look)",
         "within(ANSWER_S, self.look)",
-        ("transport/test_store.py",),
+        ("wire/test_store.py",),
     ),
 )

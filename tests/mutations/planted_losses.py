@@ -8,7 +8,7 @@ ABSENT = ("distributed/test_absent_gradients.py",)
 COPIES = ("optim/test_copies.py",)
 DDP = ("distributed/test_ddp.py",)
 GROUPS = ("distributed/test_groups.py",)
-PERIOD_START = ("optim/test_period_start.py",)
+PERIOD_START = ("local/test_period_start.py",)
 INNER_STATE = ("distributed/test_inner_state.py",)
 NONFINITE = ("distributed/test_nonfinite.py",)
 TORCH_OPTIM = ("distributed/test_torch_optim.py",)
@@ -44,14 +44,14 @@ LOSSES = (
     ),
     Mutation(
         "loss: a GradScaler is not told of another worker's overflow",
-        "session/session.py",
+        "peers/session.py",
         "            note_overflow()\n",
         "            pass\n",
         NONFINITE,
     ),
     Mutation(
         "loss: an overflow under a GradScaler raises by default",
-        "session/session.py",
+        "peers/session.py",
         "        if verdict.status is Status.OVERFLOW or (\n",
         "        if (\n",
         NONFINITE,
@@ -66,28 +66,28 @@ LOSSES = (
     ),
     Mutation(
         "loss: a NaN stays in the inner state of local steps",
-        "optim/local_votes.py",
+        "local/votes.py",
         "            self._reset_broken(self._voting)  # last, as a warning may be an error\n",
         "",
         INNER_STATE,
     ),
     Mutation(
         "loss: rows that a forward pass shortens stop local steps",
-        "optim/period_start.py",
+        "local/period_start.py",
         "            and not _is_shortened(param, start)\n",
         "",
         PERIOD_START,
     ),
     Mutation(
         "loss: local steps take longer rows for shortened ones",
-        "optim/period_start.py",
+        "local/period_start.py",
         "(after <= before * (1 + tolerance)) & (errors <= tolerance * after)",
         "errors <= tolerance * after",
         PERIOD_START,
     ),
     Mutation(
         "loss: a vote does not look at the inner state",
-        "optim/local_pairs.py",
+        "local/pairs.py",
         "    broken = set(find_broken(inner, [param for param, _ in pairs]))\n",
         "    broken: set[Tensor] = set()\n",
         INNER_STATE,
@@ -107,7 +107,7 @@ LOSSES = (
     ),
     Mutation(
         "loss: absent gradients are not warned of",
-        "session/session.py",
+        "peers/session.py",
         "wants_digest or not any(reply.present.any() for reply in replies)",
         "wants_digest",
         ABSENT,
@@ -121,7 +121,7 @@ LOSSES = (
     ),
     Mutation(
         "loss: replaced parameters go unnoticed",
-        "session/fingerprint.py",
+        "peers/fingerprint.py",
         "if is_other or not all(map(operator.is_, params, held)):",
         "if False:",
         GROUPS,

@@ -54,7 +54,7 @@ ORTHOGONAL = (
     ),
     Mutation(
         "orthogonal: the direction of the step before is encoded",
-        "vote/bucket_vote.py",
+        "votes/bucket_vote.py",
         "                segments = orthogonalize_directions(kernels, segments)\n",
         "                fresh = orthogonalize_directions(kernels, segments)\n"
         '                segments, self._kept = getattr(self, "_kept", fresh), fresh\n',
@@ -78,11 +78,11 @@ ORTHOGONAL = (
     Mutation("orthogonal: four iterations", FILE, "ITERATIONS = 5", "ITERATIONS = 4", (QUINTIC,)),
     Mutation(
         "orthogonal: diagnoses look at directions before",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "[voted] = orthogonalize_directions(kernels, [given])",
         "voted = given",
         (
-            "options/test_diagnostics.py::"
+            "step/test_diagnostics.py::"
             "test_agreement_on_a_matrix_is_that_of_orthogonalized_directions",
         ),
     ),

@@ -8,8 +8,8 @@ CHANGED = ("distributed/test_changed_gradients.py",)
 FOUND = "fuzz/test_fuzz.py::test_a_program_that_found_something_ends_as_it_must"
 PAUSES = ("distributed/test_pauses.py",)
 GROUPS = ("distributed/test_two_groups.py",)
-ARRIVALS = "options/arrivals.py"
-OVERLAP_FILE = "options/overlap.py"
+ARRIVALS = "step/arrivals.py"
+OVERLAP_FILE = "step/overlap.py"
 
 OVERLAP = (
     Mutation(
@@ -24,11 +24,11 @@ OVERLAP = (
         ARRIVALS,
         "begins + within.long()",
         "begins",
-        ("options/test_arrivals.py",),
+        ("step/test_arrivals.py",),
     ),
     Mutation(
         "what samples show is not said",
-        "options/overlap.py",
+        "step/overlap.py",
         "changed = [*seen, *sampled.list_changed(flags)]",
         "changed = seen",
         CHANGED,
@@ -63,37 +63,37 @@ OVERLAP = (
     ),
     Mutation(
         "drafts of estimates are held until the next step",
-        "aggregation/feedback.py",
+        "votes/feedback.py",
         "self._drafted, self._note_votes = (), None",
         "pass",
         ("distributed/test_estimates.py",),
     ),
     Mutation(
         "who waits on another group of the same ranks is late",
-        "transport/finding.py",
+        "wire/finding.py",
         "    if strays and waiting and not silent:\n",
         "    if False:\n",
         GROUPS,
     ),
     Mutation(
         "who waits on another group of the same ranks is not told",
-        "transport/watch.py",
+        "wire/watch.py",
         "            twin._take_over(found)",
         "            pass",
         GROUPS,
     ),
     Mutation(
         "a group that failed long ago explains why a worker is late",
-        "transport/watch.py",
+        "wire/watch.py",
         "twin._settled_s > self._entered_s[1]",
         "twin.has_settled",
         GROUPS,
     ),
     Mutation(
         "what one rank lacks is told with its key",
-        "session/handshake.py",
+        "peers/handshake.py",
         "values = [one.get(key) for one in said]",
         'values = [one.get(key, f"no {key}") for one in said]',
-        ("session/test_messages.py",),
+        ("peers/test_messages.py",),
     ),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from planted import Mutation
 
-WATCH, WEIGHED = "options/reliability.py", "lab/training/weighed_votes.py"
-LOOKS = ("options/test_reliability.py",)
+WATCH, WEIGHED = "step/reliability.py", "lab/training/weighed_votes.py"
+LOOKS = ("step/test_reliability.py",)
 LAB = ("lab/training/test_weighed_votes.py",)
-EXCLUSION = "options/exclusion.py"
-OUT = ("options/test_exclusion.py", "options/test_exclusion_states.py")
+EXCLUSION = "step/exclusion.py"
+OUT = ("step/test_exclusion.py", "step/test_exclusion_states.py")
 REAL = ("distributed/test_excluded_workers.py",)
 
 RELIABILITY = (
@@ -91,21 +91,21 @@ RELIABILITY = (
     ),
     Mutation(
         "agreement: other workers inherit looks",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "if earlier is not None and earlier._voters == voters:",
         "if earlier is not None:",
         LOOKS,
     ),
     Mutation(
         "agreement: looks begin anew with more parameters",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "            self._watch = earlier._watch\n",
         "            pass\n",
         LOOKS,
     ),
     Mutation(
         "agreement: ranks do not warn",
-        "session/session.py",
+        "peers/session.py",
         "            warn(self.follow_up.warn)\n",
         "            pass\n",
         ("distributed/test_disagreeing_workers.py",),
@@ -196,28 +196,28 @@ RELIABILITY = (
     ),
     Mutation(
         "excluded: a state keeps agreements that nobody measures",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "groups[0].pop(AGREEMENT_KEY, None)",
         "pass",
         OUT,
     ),
     Mutation(
         "excluded: feedback counts on",
-        "options/settings.py",
+        "step/settings.py",
         'if self.on_disagreement == "exclude" and rule.worker_state:',
         "if False:",
         OUT,
     ),
     Mutation(
         "excluded: margins count all",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "if row not in excluded]",
         "]",
         OUT,
     ),
     Mutation(
         "excluded: who is left out is asked by place",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "return self._voters.index(voter) in self.excluded",
         "return voter - 1 in self.excluded",
         REAL,
@@ -238,7 +238,7 @@ RELIABILITY = (
     ),
     Mutation(
         "excluded: a momentum stands still where nobody else votes",
-        "vote/bucket_vote.py",
+        "votes/bucket_vote.py",
         "        if not all(present):\n",
         "        if False:\n",
         REAL,
@@ -259,7 +259,7 @@ RELIABILITY = (
     ),
     Mutation(
         "excluded: ranks of a node are left out one by one",
-        "options/follow_up.py",
+        "step/follow_up.py",
         'if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:',
         "if False:",
         REAL,

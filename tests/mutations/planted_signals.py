@@ -32,10 +32,10 @@ SIGNALS = (
     ),
     Mutation(
         "signals: whoever leaves aborts the step that others are at",
-        "transport/watch.py",
+        "wire/watch.py",
         'left["turn"] <= self.turns.now.number',
         "True",
-        ("transport/test_store.py",),
+        ("wire/test_store.py",),
     ),
     Mutation(
         "signals: a worker whose own error ends it tells nobody",
@@ -46,7 +46,7 @@ SIGNALS = (
     ),
     Mutation(
         "signals: nobody looks who has left before connections are made",
-        "session/handshake.py",
+        "peers/handshake.py",
         "    link.check_present(step=step)\n",
         "",
         (f"{STEPS[0]}::test_an_interrupt_ends_construction_at_once_and_for_all",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planted import Mutation
 
 TESTS = ("distributed/test_overlap_trial.py",)
-FILE = "options/overlap_trial.py"
+FILE = "step/overlap_trial.py"
 
 TRIAL = (
     Mutation(
@@ -40,7 +40,7 @@ TRIAL = (
     ),
     Mutation(
         "trial of overlap: votes go on leaving during backward",
-        "session/session.py",
+        "peers/session.py",
         "step=step) and self.overlap is not None:\n"
         "            self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)",
         "step=step) and self.overlap is not None:\n"
@@ -49,7 +49,7 @@ TRIAL = (
     ),
     Mutation(
         "trial of overlap: buckets of the other stretch stay",
-        "session/routing.py",
+        "peers/routing.py",
         "        if changes:\n",
         "        if False:\n",
         TESTS,
@@ -63,14 +63,14 @@ TRIAL = (
     ),
     Mutation(
         "trial of overlap: rates may change in a stretch without overlap",
-        "options/overlap.py",
+        "step/overlap.py",
         "            if self._waits:\n                self._begin_step()\n",
         "            if self._waits:\n",
         TESTS,
     ),
     Mutation(
         "trial of overlap: it goes on with other parameters",
-        "session/session.py",
+        "peers/session.py",
         "        self.routing.begin_trial()\n",
         "",
         TESTS,

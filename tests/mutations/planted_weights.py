@@ -9,9 +9,9 @@ COUNTS = (
 )
 INTERPRETED = ("kernels/test_interpreted.py::test_every_op_is_that_of_the_reference",)
 CLUSTER = ("virtual/test_weighted_cluster.py",)
-SCALED = ("aggregation/test_scaled_rules.py",)
-TALLY = ("vote/test_tally.py",)
-HANDSHAKE = ("session/test_handshake.py",)
+SCALED = ("votes/test_scaled_rules.py",)
+TALLY = ("votes/test_tally.py",)
+HANDSHAKE = ("peers/test_handshake.py",)
 WORKERS = ("distributed/test_weights.py",)
 EVERY_RULE = (
     "distributed/test_weights.py::test_every_rule_in_every_pattern_is_that_of_the_oracle",
@@ -20,21 +20,21 @@ EVERY_RULE = (
 WEIGHTS = (
     Mutation(
         "weights: doubling takes them",
-        "exchange/recursive_doubling.py",
+        "wire/recursive_doubling.py",
         "counts_weights: ClassVar[bool] = False",
         "counts_weights: ClassVar[bool] = True",
         CLUSTER,
     ),
     Mutation(
         "weights: auto chooses doubling beside them",
-        "cost/choice.py",
+        "wire/choice.py",
         "each.carries(shape, weighted=weighted)",
         "each.carries(shape)",
-        ("cost/test_choice.py",),
+        ("wire/test_choice.py",),
     ),
     Mutation(
         "weights: agreement counts votes",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "            counts.append(count_agreement([row[:n] for row in mine]))\n",
         "            rows_of = self._counted_rows\n"
         "            counts.append(count_agreement([mine[row][:n] for row in rows_of]))\n",
@@ -65,35 +65,35 @@ WEIGHTS = (
     ),
     Mutation(
         "weights: counts in parts count each vote once",
-        "vote/tally.py",
+        "votes/tally.py",
         "            present = self.roster.weigh(present, rows)\n",
         "            self.roster.weigh(present, rows)\n",
         TALLY,
     ),
     Mutation(
         "weights: counts in parts take the first weights for any votes",
-        "vote/roster.py",
+        "votes/roster.py",
         "[self.weights[row] for row in rows]",
         "self.weights[: len(rows)]",
         TALLY,
     ),
     Mutation(
         "weights: votes of nobody knows whom take the weights of the first",
-        "vote/roster.py",
+        "votes/roster.py",
         "        if len(weights) != len(present):\n",
         "        weights = weights[: len(present)]\n        if len(weights) < len(present):\n",
         TALLY,
     ),
     Mutation(
         "weights: owners of shards say how many workers were present",
-        "exchange/all_reduce.py",
+        "wire/all_reduce.py",
         "present = reducer.count_present(voting)",
         "present = voting.sum(0)",
         EVERY_RULE,
     ),
     Mutation(
         "weights: who counts everything says how many workers were present",
-        "exchange/all_gather.py",
+        "wire/all_gather.py",
         "present = reducer.count_present(voting)",
         "present = voting.sum(0)",
         EVERY_RULE,
@@ -107,21 +107,21 @@ WEIGHTS = (
     ),
     Mutation(
         "weights: signs of deltas count once",
-        "aggregation/scaled.py",
+        "votes/scaled.py",
         "self.roster.weigh(present), self.bucket",
         "present, self.bucket",
         SCALED,
     ),
     Mutation(
         "weights: scales of deltas count once",
-        "aggregation/scaled.py",
+        "votes/scaled.py",
         "mean_scales(scales[rows, :, 0], present[rows])",
         "mean_scales(scales[:, :, 0], present)",
         SCALED,
     ),
     Mutation(
         "weights: rows that are counted are as many as the worker before has votes",
-        "vote/roster.py",
+        "votes/roster.py",
         "for _ in range(weight))",
         "for _ in range(self.weights[row - 1]))",
         SCALED,
@@ -142,77 +142,77 @@ WEIGHTS = (
     ),
     Mutation(
         "weights: a diagnosis counts workers",
-        "options/diagnostics.py",
+        "step/diagnostics.py",
         "            mine = [mine[row] for row in counted]\n",
         "            pass\n",
         CLUSTER,
     ),
     Mutation(
         "weights: workers that differ in theirs refuse each other",
-        "session/handshake.py",
+        "peers/handshake.py",
         "{each[: _OWN.start] + each[_OWN.stop :] for each in records}",
         "set(records)",
         HANDSHAKE,
     ),
     Mutation(
         "weights: a record without one has other bytes",
-        "session/weights.py",
+        "peers/weights.py",
         "return 0 if settings.weight == 1 else settings.weight",
         "return settings.weight",
         HANDSHAKE,
     ),
     Mutation(
         "weights: one that cannot be used is kept secret",
-        "session/weights.py",
+        "peers/weights.py",
         "        return _UNUSABLE\n",
         "        return 0\n",
         WORKERS,
     ),
     Mutation(
         "weights: ranks of a node may differ in theirs",
-        "session/weights.py",
+        "peers/weights.py",
         "if len(set(inside)) > 1 and",
         "if False and",
         WORKERS,
     ),
     Mutation(
         "weights: nobody adds them up",
-        "session/weights.py",
+        "peers/weights.py",
         "n_votes > MOST_VOTES:",
         "n_votes > 256 * MOST_VOTES:",
         WORKERS,
     ),
     Mutation(
         "weights: nodes take the weights of the first ranks",
-        "session/weights.py",
+        "peers/weights.py",
         "tuple(told[rank] or 1 for rank in ranks.between)",
         "tuple(told[rank] or 1 for rank in range(len(ranks.between)))",
         WORKERS,
     ),
     Mutation(
         "weights: frames do not carry them",
-        "session/weights.py",
+        "peers/weights.py",
         "    if not roster.is_weighted:\n",
         "    if True:\n",
         WORKERS,
     ),
     Mutation(
         "weights: momenta are averaged beside them",
-        "options/settings.py",
+        "step/settings.py",
         "if weight > 1 and self.momentum_sync is not None:",
         "if False:",
         WORKERS,
     ),
     Mutation(
         "weights: routes are built before they are known",
-        "session/session.py",
+        "peers/session.py",
         "            self.routing.take_ranks(self.ranks)\n",
         "",
         WORKERS,
     ),
     Mutation(
         "weights: a weight of local steps is left out",
-        "optim/local_steps.py",
+        "local/local_steps.py",
         "            weight=weight,\n",
         "",
         WORKERS,
@@ -222,6 +222,6 @@ WEIGHTS = (
         "step/hyperparameters.py",
         '        "weight",\n',
         "",
-        ("session/test_fixed_groups.py",),
+        ("peers/test_fixed_groups.py",),
     ),
 )

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 import distlion
-from distlion.aggregation.registry import RULES
-from distlion.exchange import PATTERNS
+from distlion.votes.registry import RULES
+from distlion.wire import PATTERNS
 from simulation.network import Delays
 
 OF_ALL_RULES = sorted(name for name, each in PATTERNS.items() if not each.counts_in_parts)

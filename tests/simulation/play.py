@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
-import distlion.transport.gloo
+import distlion.wire.gloo
 from distlion.errors import IdenticalGradientsWarning
 from simulation.distributed import Distributed
 from simulation.faults import Injector
@@ -154,8 +154,8 @@ def _quiet(plan: Plan) -> Iterator[None]:
         with (
             warnings.catch_warnings(),
             mock.patch.dict(os.environ, WORLD_SIZE=str(plan.size)),
-            mock.patch.object(distlion.transport.gloo, "MOST_BYTES_AT_ONCE", plan.most_at_once),
-            mock.patch.object(distlion.transport.gloo, "LEAST_BYTES_TO_MEET", plan.least_to_meet),
+            mock.patch.object(distlion.wire.gloo, "MOST_BYTES_AT_ONCE", plan.most_at_once),
+            mock.patch.object(distlion.wire.gloo, "LEAST_BYTES_TO_MEET", plan.least_to_meet),
         ):
             warnings.simplefilter("ignore", IdenticalGradientsWarning)
             yield

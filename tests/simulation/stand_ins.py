@@ -28,16 +28,14 @@ from torch.distributed.elastic.rendezvous import api, dynamic_rendezvous, utils
 import simulation.distributed as distributed_module
 from distlion.crew import Crew
 from distlion.crew.lifeline import Lifeline
-from distlion.transport import gloo, keep
+from distlion.wire import gloo
+from distlion.wire.groups import keep
 from simulation.kernel import Kernel, Killed, Task, running
 
 SIMULATED = (
-    "distlion.transport",
-    "distlion.exchange",
+    "distlion.wire",
     "distlion.step",
-    "distlion.options",
-    "distlion.session",
-    "distlion.cost",
+    "distlion.peers",
     Crew.__module__.rpartition(".")[0],
     dynamic_rendezvous.__name__,
     api.__name__,

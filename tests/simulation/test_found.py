@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from distlion.exchange import AllReduce
+from distlion.wire import AllReduce
 from simulation.network import Delays
 from simulation.plan import Fault, Plan, draw_plan
 from simulation.play import Outcome, play

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from distlion.cost import LinkModel, probe_link
 from distlion.crew import Crew, epoch
 from distlion.crew.epoch import Epoch, Member
 from distlion.crew.lookout import Lookout
-from distlion.session import routing
-from distlion.transport import Transport
+from distlion.peers import routing
+from distlion.wire import LinkModel, Transport, probe_link
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations

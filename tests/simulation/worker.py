@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import distlion
-from distlion.aggregation.registry import RULES
 from distlion.errors import DistlionError, ProcessGroupError, StepError
+from distlion.votes.registry import RULES
 from simulation.distributed import Distributed
 from simulation.faults import Injector
 from simulation.network import Machine, Network

@@ -6,14 +6,17 @@ import pytest
 import torch
 
 import matrix
-from distlion.aggregation import Aggregation
-from distlion.exchange import ChunkKind, Exchange, Header, Verdict
 from distlion.failures import Status
 from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
 from distlion.layout import Bucket, Slot
-from distlion.step import Make, VotingParam
 from distlion.step.flat_route import FlatRoute
-from distlion.vote import Roster, make_worker_state
+from distlion.step.make import Make
+from distlion.step.param import VotingParam
+from distlion.votes import Aggregation, Roster
+from distlion.votes.bucket_vote import make_worker_state
+from distlion.wire import Exchange
+from distlion.wire.frame import ChunkKind, Header
+from distlion.wire.verdict import Verdict
 from loopback import CPU, make_links, run_together
 from two_levels import TwoLevels
 

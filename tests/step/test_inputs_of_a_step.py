@@ -12,8 +12,7 @@ from torch.utils import swap_tensors
 
 import distlion
 from distlion.errors import DistlionError
-from distlion.step import take_gradients
-from distlion.step.param import VotingParam
+from distlion.step.param import VotingParam, take_gradients
 
 RULES = {"one tensor kept": distlion.MajorityVote(), "two kept": distlion.FeedbackVote()}
 

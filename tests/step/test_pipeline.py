@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from distlion.exchange import Exchanging
-from distlion.step import Pipeline, run_all
+from distlion.step.vote import Pipeline, run_all
+from distlion.wire.pattern import Exchanging
 
 
 def exchange(log: list[str], name: str, rounds: int) -> Exchanging[str]:

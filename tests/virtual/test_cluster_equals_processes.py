@@ -13,7 +13,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from distlion import ClipNorm, MomentumSync
-from distlion.optim import Diagnosis
+from distlion.step import Diagnosis
 from distlion.virtual import VirtualCluster
 from drawn import draw_grads, make_params
 from tiers import in_tiers

@@ -9,8 +9,8 @@ import torch
 
 import distlion
 import matrix
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, NonFiniteError
+from distlion.votes import Aggregation
 from drawn import make_params, set_grads
 from local_runs import (
     EVERY,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import delta_oracle
 import distlion
 import matrix
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.optim import divide
+from distlion.local.parts import divide
+from distlion.votes import Aggregation
 from drawn import make_params
 from local_runs import (
     SHAPES,

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlion.aggregation import ResidualVote, ScaledVote
-from distlion.aggregation.base import Aggregation
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 from distlion.kernels import (
     FLOAT32_MAX,
@@ -24,7 +22,8 @@ from distlion.kernels import (
     choose_kernels,
     encode_lots,
 )
-from distlion.vote import Roster
+from distlion.votes import ResidualVote, Roster, ScaledVote
+from distlion.votes.aggregation import Aggregation
 from distlion_flower.places import Places
 
 RULES = ("stochastic", "majority", "residual")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from distlion.errors import InvalidArgumentError
 from distlion.integrations.frameworks import check_version
 from distlion.kernels import Coins
-from distlion.options import check_choice
+from distlion.step import check_choice
 from distlion_flower import (
     Call,
     Outcome,

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distlion.aggregation import ScaledVote
-from distlion.aggregation.scaled import ScaledBucket
 from distlion.kernels import BlockVotes, Coin, ReplyFormat, VoteFormat, settle_tally, tally_votes
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketShape
-from distlion.vote import Roster
+from distlion.votes import Roster, ScaledVote
+from distlion.votes.scaled import ScaledBucket
 from distlion_flower.ballot import Ballot
 from distlion_flower.places import Places
 from distlion_flower.refusals import read_scales

@@ -8,8 +8,7 @@ from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import FLOAT32_MAX
-from distlion.options import check_choice
-from distlion.step import check_number
+from distlion.step import check_choice, check_number
 from distlion_flower.ballot import RULES
 
 

@@ -4,7 +4,8 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from distlion.cost import LinkModel, LinkProbe
+from distlion.wire import LinkModel
+from distlion.wire.probe import LinkProbe
 from distlion_lab.cli import app
 from distlion_lab.planning import CPU, Checkup, KernelRates, WorkerReport
 

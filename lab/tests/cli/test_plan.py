@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import distlion
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.cli import app
 from distlion_lab.cli.plan import EXAMPLE
 from distlion_lab.cli.plan_table import format_number, print_plan, write_call

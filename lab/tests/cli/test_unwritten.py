@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from cli.test_doctor import LINKS, WORKER
-from distlion.cost import LinkProbe
+from distlion.wire.probe import LinkProbe
 from distlion_lab.cli import app
 from distlion_lab.planning import Checkup
 from tiers import in_tiers

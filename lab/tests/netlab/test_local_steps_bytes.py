@@ -8,8 +8,7 @@ import textwrap
 
 import pytest
 
-from distlion.cost import wire_bytes
-from distlion.transport import ByteCount
+from distlion.wire import ByteCount, wire_bytes
 from distlion_lab.netlab import Lab, run_command
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.usefixtures("namespaces_work")]

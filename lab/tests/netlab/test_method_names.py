@@ -1,8 +1,8 @@
 import pytest
 
 import matrix
-from distlion.aggregation import RULES
 from distlion.errors import InvalidArgumentError
+from distlion.votes import RULES
 from distlion_lab.netlab.method_names import (
     BASELINES,
     adapts,

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 import matrix
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.netlab.prediction import Surroundings, predict_step
 from distlion_lab.netlab.traffic import Traffic
 from distlion_lab.planning import CPU

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.netlab import traffic
 from distlion_lab.netlab.traffic import measure_gradients, measure_server, measure_votes
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from distlion.aggregation import MajorityVote
-from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
+from distlion.votes import MajorityVote
+from distlion.wire import LinkModel
 from distlion_lab.planning import (
     CPU,
     DO_NOT_COMPRESS,

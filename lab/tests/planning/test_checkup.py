@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from distlion.cost import LinkModel, LinkProbe
 from distlion.errors import ProcessGroupError
+from distlion.wire import LinkModel
+from distlion.wire.probe import LinkProbe
 from distlion_lab.planning import CPU, KernelRates, WorkerReport, find_faults
 from distlion_lab.planning.checkup import Checkup, examine
 

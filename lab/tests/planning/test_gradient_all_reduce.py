@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
+from distlion.wire import LinkModel
 from distlion_lab.planning import GPU, GradientAllReduce, Scenario, forecast_all_reduce
 from distlion_lab.planning.gradient_all_reduce import DDP_BUCKET_BYTES
 

@@ -11,10 +11,9 @@ import torch
 
 import distlion
 from cluster import run_workers
-from distlion.aggregation import ScaledVote
-from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import AllReduce
+from distlion.votes import ScaledVote
+from distlion.wire import AllReduce, LinkModel
 from distlion_lab.planning import (
     CPU,
     PERIODS,

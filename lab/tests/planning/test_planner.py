@@ -1,8 +1,8 @@
 import pytest
 
 import matrix
-from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
+from distlion.wire import LinkModel
 from distlion_lab.planning import BASELINES, CPU, Scenario, compare_methods, find_rate, speed_up
 
 LION_CUB = Scenario(

@@ -4,17 +4,12 @@ from dataclasses import replace
 import pytest
 
 import matrix
-from distlion.aggregation import FullPrecision, MajorityVote, QuantizedVote
-from distlion.cost import LinkModel, exchange_seconds
-from distlion.cost.choice import MOST_OVERLAP_BUCKETS
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import (
-    AllGather,
-    AllReduce,
-    Exchange,
-    ParameterServer,
-    RecursiveDoubling,
-)
+from distlion.votes import MajorityVote, QuantizedVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.wire import AllGather, AllReduce, Exchange, LinkModel, ParameterServer
+from distlion.wire.choice import MOST_OVERLAP_BUCKETS, exchange_seconds
+from distlion.wire.recursive_doubling import RecursiveDoubling
 from distlion_lab.planning import GPU, Scenario, forecast_votes, list_able
 from distlion_lab.planning.votes import BUCKET_ELEMENTS, name_rule
 

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from comparisons import write_comparison
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.report import read_comparison
 from distlion_lab.report.comparison_figures import (
     draw_bits,

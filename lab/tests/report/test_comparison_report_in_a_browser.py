@@ -3,7 +3,7 @@
 import pytest
 
 from comparisons import write_comparison
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.report import write_comparison_report
 
 LINK = LinkModel(latency_s=1e-4, rate_bit_per_s=1e9)

@@ -1,7 +1,7 @@
 import pytest
 
 from comparisons import write_comparison
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.report import read_comparison, tabulate_outcome
 from distlion_lab.report.comparison import ERROR, Spread
 from distlion_lab.report.comparison_tables import (

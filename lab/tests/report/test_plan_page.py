@@ -9,7 +9,7 @@ import pytest
 from py_mini_racer import MiniRacer
 
 import distlion_lab.report
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.planning import (
     CPU,
     GPU,

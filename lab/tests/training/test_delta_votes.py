@@ -9,8 +9,10 @@ import torch
 
 import matrix
 from distlion import VirtualLocalSteps
-from distlion.aggregation import EstimateVote, FeedbackVote, MajorityVote
 from distlion.errors import InvalidArgumentError
+from distlion.votes import MajorityVote
+from distlion.votes.estimate import EstimateVote
+from distlion.votes.feedback import FeedbackVote
 from distlion_lab.training.methods import MethodKind, find_method
 from distlion_lab.training.periodic import read_local_votes
 from distlion_lab.training.workers import MethodRun

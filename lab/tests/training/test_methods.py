@@ -3,15 +3,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import distlion
-from distlion.aggregation import (
-    Average,
-    FullPrecision,
-    MajorityVote,
-    MaskedVote,
-    QuantizedVote,
-    TernaryVote,
-)
 from distlion.errors import InvalidArgumentError
+from distlion.votes import Average, MajorityVote, MaskedVote, QuantizedVote
+from distlion.votes.full_precision import FullPrecision
+from distlion.votes.ternary import TernaryVote
 from distlion_lab.training.methods import MEANS, METHOD_NAMES, RULE_NAMES, find_method, find_rule
 from distlion_lab.training.presets import PRESETS, Preset
 from distlion_lab.training.workers import MethodRun

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import distlion
 from distlion.errors import InvalidArgumentError, NonFiniteError
-from distlion.exchange import AllReduce
+from distlion.wire import AllReduce
 from distlion_lab.training import weighed_votes
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.weighed_votes import WeighedVotes, Weighing

@@ -13,7 +13,8 @@ from distlion.checkpoint.identity import agree_on_identity, check_owner, list_lo
 from distlion.checkpoint.local import take_apart
 from distlion.checkpoint.save import finish_pending, ownership_of
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, VotingBase
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.base import VotingBase
 
 CALL = "check_checkpoint_folder()"
 

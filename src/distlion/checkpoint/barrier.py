@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from distlion.errors import CheckpointError, ReplicaMismatchError
-from distlion.session import Gather
+from distlion.peers.ownership import Gather
 
 RECORD_BYTES = 4096
 """Size of each record, so that all messages have one size."""

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from distlion.checkpoint.local import LOCAL, collect_local, replace_by_common
 from distlion.checkpoint.tree import encode_tree
 from distlion.errors import CheckpointError
-from distlion.kernels import choose_kernels
-from distlion.optim import WORKER_KEY, LocalSteps, VotingBase, list_kept, read_state
-from distlion.session import MomentumOwnership
+from distlion.kernels.dispatch import choose_kernels
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.base import VotingBase, read_state
+from distlion.optim.saved_groups import WORKER_KEY
+from distlion.optim.saved_state import list_kept
+from distlion.peers.ownership import MomentumOwnership
 
 OUTSIDE = "parameter outside of the model: "
 """Prefix to the number of an optimizer's parameter that the model does not have."""

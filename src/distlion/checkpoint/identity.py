@@ -11,7 +11,7 @@ from distlion.checkpoint.barrier import CheckpointBarrier
 from distlion.checkpoint.folder import find_checkpoint, list_complete
 from distlion.checkpoint.manifest import Manifest, read_manifest
 from distlion.errors import CheckpointError
-from distlion.optim import VotingBase
+from distlion.optim.base import VotingBase
 
 _own: weakref.WeakKeyDictionary[VotingBase, str] = weakref.WeakKeyDictionary()
 _loaded: weakref.WeakKeyDictionary[VotingBase, frozenset[str]] = weakref.WeakKeyDictionary()

@@ -21,7 +21,8 @@ from distlion.checkpoint.remap import WorldChange, check_world_change
 from distlion.checkpoint.save import finish_pending, ownership_of
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, VotingBase, read_state
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.base import VotingBase, read_state
 
 CALL = "load_checkpoint()"
 

@@ -11,14 +11,11 @@ from torch import Tensor, nn
 
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.errors import CheckpointError
-from distlion.optim import (
-    InnerOptimizers,
-    LocalSteps,
-    Progress,
-    VotingBase,
-    check_owners,
-    check_schedule,
-)
+from distlion.local.inner_optimizers import InnerOptimizers, check_owners
+from distlion.local.local_steps import LocalSteps
+from distlion.local.state import check_schedule
+from distlion.local.votes import Progress
+from distlion.optim.base import VotingBase
 
 LOCAL = "local"
 """Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlion.aggregation import parse_rule
 from distlion.checkpoint.contents import (
     OUTSIDE,
     describe_layout,
@@ -29,8 +28,11 @@ from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import decode_tree
 from distlion.checkpoint.writer import TREE
 from distlion.errors import CheckpointError
-from distlion.optim import LocalSteps, VotingBase, describe_move, read_state
-from distlion.session import MomentumOwnership
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.base import VotingBase, read_state
+from distlion.optim.saved_groups import describe_move
+from distlion.peers.ownership import MomentumOwnership
+from distlion.votes.registry import parse_rule
 
 
 @dataclass(frozen=True)

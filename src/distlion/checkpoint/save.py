@@ -22,9 +22,10 @@ from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.tensor_file import warn_if_unreadable
 from distlion.checkpoint.writer import Writer
 from distlion.errors import DifferingModelsWarning, InvalidArgumentError, UnsupportedTypeError
-from distlion.optim import LocalSteps, VotingBase
-from distlion.session import MomentumOwnership
-from distlion.step import warn_user
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.base import VotingBase
+from distlion.peers.ownership import MomentumOwnership
+from distlion.step.gradients import warn_user
 
 CALL = "save_checkpoint()"
 logger = logging.getLogger("distlion")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import CheckpointError
-from distlion.step import warn_user
+from distlion.step.gradients import warn_user
 
 # https://github.com/huggingface/safetensors#format
 _DTYPES = {

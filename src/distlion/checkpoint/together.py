@@ -22,9 +22,10 @@ from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange
 from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError, DistlionError
-from distlion.optim import LocalSteps, VotingBase
-from distlion.session import MomentumOwnership
-from distlion.transport import carries_host_memory
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.base import VotingBase
+from distlion.peers.ownership import MomentumOwnership
+from distlion.wire.groups import carries_host_memory
 
 Check = Callable[[Sequence[Path]], None]
 """Check the folders of all optimizers, with all processes."""

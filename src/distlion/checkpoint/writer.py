@@ -27,7 +27,7 @@ from distlion.checkpoint.identity import check_owner
 from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest
 from distlion.checkpoint.tensor_file import FileRecord, write_tensors
 from distlion.errors import CheckpointError
-from distlion.session import MomentumOwnership
+from distlion.peers.ownership import MomentumOwnership
 
 TREE = "tree"
 """Name of the tensor that holds a file's JSON as bytes, as headers are limited in size."""

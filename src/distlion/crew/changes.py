@@ -12,7 +12,7 @@ from torch.distributed import DistError
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
 from distlion.errors import CrewError, PeerLostError, StepTimeoutError
-from distlion.optim import Traffic
+from distlion.step.traffic import Traffic
 
 logger = logging.getLogger("distlion")
 

@@ -36,9 +36,10 @@ from distlion.crew.optimizer import CrewLion
 from distlion.crew.patience import Patience
 from distlion.crew.rendezvous import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, TooFewError
 from distlion.errors import CrewError, InvalidArgumentError
-from distlion.optim import Inner
-from distlion.options import Newcomers, Settings, check_newcomers
-from distlion.step import check_positive
+from distlion.local.around import Inner
+from distlion.step.hyperparameters import check_positive
+from distlion.step.newcomers import Newcomers, check_newcomers
+from distlion.step.settings import Settings
 
 logger = logging.getLogger("distlion")
 

@@ -29,8 +29,9 @@ from distlion.crew.member import STRANGER, Member
 from distlion.crew.rendezvous import FormingError, MissingError, OthersTrainError, Rendezvous
 from distlion.crew.signed_store import SignedStore
 from distlion.errors import CrewError
-from distlion.transport import drop_store, keep, keep_store, watch_peers
-from distlion.vote import Roster
+from distlion.votes.roster import Roster
+from distlion.wire.groups import drop_store, keep, keep_store
+from distlion.wire.watch import watch_peers
 
 logger = logging.getLogger("distlion")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import CrewError
-from distlion.optim import WORKER_KEY
+from distlion.optim.saved_groups import WORKER_KEY
 
 _OWN = ("params", "param_names", "aggregation", WORKER_KEY)
 """Keys that do not change during training."""

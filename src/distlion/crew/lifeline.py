@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from distlion.transport import run_in_background
+from distlion.wire.background import run_in_background
 
 logger = logging.getLogger("distlion")
 

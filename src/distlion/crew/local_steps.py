@@ -15,7 +15,11 @@ from distlion.crew.epoch import Epoch
 from distlion.crew.groups import check_groups, describe_groups, take_groups
 from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
 from distlion.errors import InvalidArgumentError
-from distlion.optim import CommonPoint, Inner, LocalSteps, LocalVotes, Schedule
+from distlion.local.arguments import Schedule
+from distlion.local.around import Inner
+from distlion.local.common_point import CommonPoint
+from distlion.local.local_steps import LocalSteps
+from distlion.local.votes import LocalVotes
 
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew

@@ -12,7 +12,8 @@ from distlion.crew.admission import answer, list_asks, withdraw
 from distlion.crew.epoch import Epoch
 from distlion.crew.rendezvous import Rendezvous
 from distlion.errors import CrewError
-from distlion.transport import let_go_of_failed, run_in_background
+from distlion.wire.background import run_in_background
+from distlion.wire.gloo import let_go_of_failed
 
 LOOK_S = 0.25
 """Seconds between two looks into the store."""

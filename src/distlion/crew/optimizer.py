@@ -34,14 +34,24 @@ from distlion.errors import (
     StepTimeoutError,
     UnsupportedTypeError,
 )
-from distlion.exchange import PROTOCOL_VERSION, with_error
 from distlion.failures import Status
-from distlion.optim import WORKER_KEY, DistributedLion
-from distlion.options import AGREEMENT_KEY, NodePieces, Settings, ShardPieces, begin_momentum
-from distlion.session import MomentumOwnership, Session, broadcast_tensor, name_worker
+from distlion.optim.distributed_lion import DistributedLion
+from distlion.optim.saved_groups import WORKER_KEY
+from distlion.peers.ownership import MomentumOwnership, name_worker
+from distlion.peers.replicas import broadcast_tensor
+from distlion.peers.session import Session
 from distlion.signals import deferred_signals
-from distlion.step import Ranks, StepInputs, is_dtensor
-from distlion.transport import watch_peers
+from distlion.step.exclusion import AGREEMENT_KEY
+from distlion.step.inputs import StepInputs
+from distlion.step.newcomers import begin_momentum
+from distlion.step.nodes import NodePieces
+from distlion.step.param import is_dtensor
+from distlion.step.ranks import Ranks
+from distlion.step.settings import Settings
+from distlion.step.shard_pieces import ShardPieces
+from distlion.wire.frame import PROTOCOL_VERSION
+from distlion.wire.verdict import with_error
+from distlion.wire.watch import watch_peers
 
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew

@@ -27,7 +27,8 @@ from distlion.integrations.frameworks import (
     vote_on_deltas,
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
-from distlion.optim import DistributedLion, LocalSteps
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.distributed_lion import DistributedLion
 
 check_version("accelerate", major=1, extra="accelerate")
 from accelerate import Accelerator  # noqa: E402, once its version is known

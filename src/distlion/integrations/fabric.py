@@ -25,7 +25,8 @@ from distlion.integrations.frameworks import (
     save_for_all,
     vote_on_deltas,
 )
-from distlion.optim import DistributedLion, LocalSteps
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.distributed_lion import DistributedLion
 
 check_version("lightning", major=2, extra="lightning")
 from lightning.fabric.strategies import DDPStrategy  # noqa: E402, once its version is known

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlion.errors import CheckpointError, MissingDependencyError, UnsupportedTypeError
-from distlion.optim import DistributedLion, LocalSteps, expect_all_saved
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.base import expect_all_saved
+from distlion.optim.distributed_lion import DistributedLion
 
 
 def check_version(package: str, *, major: int, extra: str) -> None:

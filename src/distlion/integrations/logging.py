@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from distlion.errors import InvalidArgumentError
 from distlion.integrations.frameworks import Voter
-from distlion.options import Diagnosis
+from distlion.step.diagnostics import Diagnosis
 
 __all__ = ["VoteLog", "VoteMeter", "log_to_tensorboard", "log_to_wandb"]
 

@@ -40,8 +40,9 @@ from distlion.integrations.frameworks import (
     vote_on_deltas,
 )
 from distlion.integrations.logging import PREFIX, VoteMeter
-from distlion.optim import DistributedLion, LocalSteps
-from distlion.options import average_buffers
+from distlion.local.local_steps import LocalSteps
+from distlion.optim.distributed_lion import DistributedLion
+from distlion.step.buffers import average_buffers
 
 # The optimizers are included, so that a script needs one import line for its changes.
 __all__ = ["DistributedLion", "LocalSteps", "VotingMixin"]

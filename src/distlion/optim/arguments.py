@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from distlion.aggregation import Aggregation, MaskedVote
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import EXP_AVG_DTYPES, PARAM_DTYPES, matrix_shape
-from distlion.step import check_own_memory, check_shared_memory, is_dtensor, local_tensor
+from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
+from distlion.kernels.orthogonal import matrix_shape
+from distlion.step.memory import check_own_memory, check_shared_memory
+from distlion.step.param import is_dtensor, local_tensor
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.masked import MaskedVote
 
 
 def list_params(params: Any) -> list[Any]:

@@ -12,14 +12,13 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from distlion.aggregation import Aggregation, MajorityVote
 from distlion.errors import (
     CheckpointError,
     ConcurrentCallError,
     InvalidArgumentError,
     UnsupportedTypeError,
 )
-from distlion.kernels import check_denormals
+from distlion.kernels.dispatch import check_denormals
 from distlion.layout import place_parameters
 from distlion.optim.arguments import (
     check_exp_avg_dtype,
@@ -45,23 +44,18 @@ from distlion.optim.saved_state import (
     restore_kept,
 )
 from distlion.optim.state_hooks import after_hooks_of_loading, run_hooks_or_refuse
-from distlion.options import (
-    AGREEMENT_KEY,
-    NodePieces,
-    OwnShards,
-    Settings,
-    ShardPieces,
-    fill_selection,
-)
-from distlion.session import FixedGroups, MomentumOwnership
-from distlion.step import (
-    Make,
-    VotingParam,
-    check_hyperparameters,
-    check_step,
-    is_dtensor,
-    read_step,
-)
+from distlion.peers.fingerprint import FixedGroups
+from distlion.peers.ownership import MomentumOwnership
+from distlion.step.exclusion import AGREEMENT_KEY
+from distlion.step.hyperparameters import check_hyperparameters, check_step, read_step
+from distlion.step.make import Make
+from distlion.step.momentum_stage import fill_selection
+from distlion.step.nodes import NodePieces
+from distlion.step.param import VotingParam, is_dtensor
+from distlion.step.settings import Settings
+from distlion.step.shard_pieces import OwnShards, ShardPieces
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.majority import MajorityVote
 
 
 class LionBase(Optimizer):

@@ -12,35 +12,34 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from distlion import faults, signals
-from distlion.aggregation import Aggregation
-from distlion.exchange import ChunkKind, Exchange, Header
 from distlion.failures import Status
-from distlion.kernels import Coins
+from distlion.kernels.coin import Coins
 from distlion.optim.arguments import list_group, list_params, name_tensors
 from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import parse_or_note, restoring, warn_of_one_state
-from distlion.options import ClipNorm, Diagnosis, MomentumSync, Nodes, Settings
-from distlion.session import (
-    Fingerprint,
-    MomentumOwnership,
-    find_ownership,
-    name_worker,
-    open_session,
-)
-from distlion.step import (
-    CastVote,
+from distlion.peers.fingerprint import Fingerprint
+from distlion.peers.ownership import MomentumOwnership, find_ownership, name_worker
+from distlion.peers.session import open_session
+from distlion.step.clipping import ClipNorm
+from distlion.step.diagnostics import Diagnosis
+from distlion.step.hyperparameters import (
     GroupNumbers,
-    StepInputs,
-    Traffic,
-    VotingParam,
-    cast_votes,
-    check_unchanged,
     describe_hyperparameters,
-    judge_votes,
     read_groups,
     read_step,
 )
-from distlion.transport import BUSY_TIMEOUT_S, ByteCount
+from distlion.step.inputs import StepInputs
+from distlion.step.momentum_sync import MomentumSync
+from distlion.step.nodes import Nodes
+from distlion.step.param import VotingParam
+from distlion.step.settings import Settings
+from distlion.step.traffic import Traffic
+from distlion.step.vote import CastVote, cast_votes, check_unchanged, judge_votes
+from distlion.votes.aggregation import Aggregation
+from distlion.wire.frame import ChunkKind, Header
+from distlion.wire.pattern import Exchange
+from distlion.wire.roll_call import BUSY_TIMEOUT_S
+from distlion.wire.transport import ByteCount
 
 
 class DistributedLion(VotingBase):

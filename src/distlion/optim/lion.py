@@ -16,9 +16,10 @@ from distlion.optim.saved_state import (
     restoring,
 )
 from distlion.optim.state_hooks import run_hooks_of_loading
-from distlion.options import OwnShards
 from distlion.signals import deferred_signals
-from distlion.step import gather_alone, move_alone, read_groups
+from distlion.step.alone import gather_alone, move_alone
+from distlion.step.hyperparameters import read_groups
+from distlion.step.shard_pieces import OwnShards
 
 
 class Lion(LionBase):

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion.aggregation import QuantizedVote
 from distlion.optim.distributed_lion import DistributedLion
-from distlion.options import MomentumSync
+from distlion.step.momentum_sync import MomentumSync
+from distlion.votes.quantized import QuantizedVote
 
 
 def lion_cub(

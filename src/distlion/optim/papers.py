@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlion.aggregation import MajorityVote, QuantizedVote
 from distlion.errors import InvalidArgumentError
-from distlion.options import MomentumSync
+from distlion.step.momentum_sync import MomentumSync
+from distlion.votes.majority import MajorityVote
+from distlion.votes.quantized import QuantizedVote
 
 _PAPERS: dict[str, dict[str, Any]] = {
     "2404.00438": {"aggregation": MajorityVote(), "momentum_sync": None},

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import matrix_shape
+from distlion.kernels.orthogonal import matrix_shape
 
 MATRICES = "matrices"
 OTHERS = "others"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from distlion.errors import LostUpdatesWarning
-from distlion.step import local_tensor, warn_user
+from distlion.step.gradients import warn_user
+from distlion.step.param import local_tensor
 
 SAMPLED_ELEMENTS = 1 << 16
 

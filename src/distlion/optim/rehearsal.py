@@ -6,7 +6,7 @@ import torch
 
 from distlion.failures import Status
 from distlion.optim.distributed_lion import DistributedLion
-from distlion.step import judge_votes
+from distlion.step.vote import judge_votes
 
 
 @torch.no_grad()

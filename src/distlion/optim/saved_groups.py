@@ -7,8 +7,9 @@ from typing import Any
 
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.arguments import check_names
-from distlion.options import AGREEMENT_KEY, SELECTED_KEY, is_agreement
-from distlion.step import check_step
+from distlion.step.exclusion import AGREEMENT_KEY, is_agreement
+from distlion.step.hyperparameters import check_step
+from distlion.step.momentum_stage import SELECTED_KEY
 
 WORKER_KEY = "worker"
 """Key of a param group: the owner of its momenta. It reveals a format that keeps one copy."""

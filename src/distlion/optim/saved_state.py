@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.aggregation import Aggregation, TernaryVote, list_worker_state, parse_rule
 from distlion.errors import CheckpointError, DistlionError, OneWorkersStateWarning
 from distlion.optim.saved_groups import (
     WORKER_KEY,
@@ -23,8 +22,13 @@ from distlion.optim.saved_groups import (
     shorten,
     take_lions,
 )
-from distlion.options import export_agreement
-from distlion.step import is_dtensor, read_step, warn_user
+from distlion.step.exclusion import export_agreement
+from distlion.step.gradients import warn_user
+from distlion.step.hyperparameters import read_step
+from distlion.step.param import is_dtensor
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.registry import list_worker_state, parse_rule
+from distlion.votes.ternary import TernaryVote
 
 
 @contextmanager

@@ -7,19 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from distlion.errors import SparseGradientError, StepError
-from distlion.exchange import Verdict
 from distlion.failures import SPARSE_WORDS, Status
-from distlion.kernels import (
-    Coefficients,
-    Coin,
-    Kernels,
-    Segment,
-    choose_kernels,
-    step_alone_orthogonal,
-)
+from distlion.kernels.coin import Coin
+from distlion.kernels.contract import Coefficients, Kernels, Segment
+from distlion.kernels.dispatch import choose_kernels
+from distlion.kernels.orthogonal import step_alone_orthogonal
 from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.param import VotingParam, take_gradients
 from distlion.step.vote import abstain
+from distlion.wire.verdict import Verdict
 
 ClipAlone = Callable[[Sequence[Segment], NoteNorm], Sequence[Segment]]
 """Function that clips the gradients of a single worker, and notes their norm."""

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from distlion.errors import DeviceError
-from distlion.exchange import ChunkKind, Chunks, Header, find_errors, swap_payloads, with_error
 from distlion.failures import Status
-from distlion.kernels import (
-    Kernels,
-    Segment,
+from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.orthogonal import (
     compute_direction,
     give_direction,
     list_batches,
@@ -25,7 +23,10 @@ from distlion.kernels import (
 from distlion.layout import ChunkShape, pad_bytes
 from distlion.step.inputs import StepInputs
 from distlion.step.staging import bring_down, bring_up, name_failure
-from distlion.transport import Transport
+from distlion.wire.frame import ChunkKind, Chunks, Header
+from distlion.wire.node_frames import swap_payloads
+from distlion.wire.transport import Transport
+from distlion.wire.verdict import find_errors, with_error
 
 Box = tuple[tuple[int, int], ...]
 """(start, stop) of a piece in each dim."""

@@ -9,24 +9,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import (
-    Ballot,
-    Exchange,
-    Exchanging,
-    Header,
-    PartialReducer,
-    Reply,
-    gather_flags,
-)
-from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
+from distlion.kernels.coin import Coin, Coins
+from distlion.kernels.contract import Coefficients, Kernels, Segment
 from distlion.layout import Bucket
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.param import VotingParam
 from distlion.step.staging import bring_down, bring_up, name_failure
-from distlion.transport import ByteCount, Transport
-from distlion.vote import BucketCount, BucketVote, ParameterReply, Roster
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.bucket_vote import BucketCount, BucketVote
+from distlion.votes.reply import ParameterReply
+from distlion.votes.roster import Roster
+from distlion.wire.frame import Header
+from distlion.wire.node_frames import gather_flags
+from distlion.wire.pattern import Ballot, Exchange, Exchanging, PartialReducer, Reply
+from distlion.wire.transport import ByteCount, Transport
 
 
 @dataclass(frozen=True)

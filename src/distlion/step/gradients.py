@@ -17,10 +17,10 @@ from distlion.errors import (
     IdenticalGradientsWarning,
     UnusedParametersWarning,
 )
-from distlion.exchange import Reply
-from distlion.kernels import Kernels, Segment
 from distlion.kernels.coin import mix
+from distlion.kernels.contract import Kernels, Segment
 from distlion.step.param import VotingParam
+from distlion.wire.pattern import Reply
 
 WATCHED_STEPS = 3
 STEPS_OF_USE = 10

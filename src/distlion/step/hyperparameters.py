@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import FLOAT32_MAX, Coefficients
+from distlion.kernels.contract import FLOAT32_MAX, Coefficients
 from distlion.step.staging import read_together
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from distlion.exchange import Header, with_error
 from distlion.failures import Status
-from distlion.kernels import Coefficients, Coin, Coins
+from distlion.kernels.coin import Coin, Coins
+from distlion.kernels.contract import Coefficients
 from distlion.step.outcome import describe_problem
+from distlion.wire.frame import Header
+from distlion.wire.verdict import with_error
 
 NoteNorm = Callable[[float], None]
 """Function called with the norm of a step's gradients, before they are scaled."""

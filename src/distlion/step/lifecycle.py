@@ -19,7 +19,8 @@ from distlion.errors import (
 )
 from distlion.signals import Deferral, deferred_signals
 from distlion.step.ranks import Ranks
-from distlion.transport import Turn, is_registered
+from distlion.wire.turns import Turn
+from distlion.wire.watch import is_registered
 
 
 class Lifecycle:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from torch.amp.grad_scaler import GradScaler
 
 from distlion.errors import DistlionError, StepError
-from distlion.exchange import Verdict
 from distlion.failures import Status, make_error, name_ranks
 from distlion.step.param import VotingParam
+from distlion.wire.verdict import Verdict
 
 logger = logging.getLogger("distlion")
 

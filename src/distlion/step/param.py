@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels import Coefficients, Segment
+from distlion.kernels.contract import Coefficients, Segment
 from distlion.layout import Slot
 from distlion.step.make import Make, describe_make
 from distlion.step.memory import check_own_memory
-from distlion.vote import WorkerState
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.bucket_vote import WorkerState
 
 SPARSE = -1
 """Version of a sparse gradient, which has no address to compare."""

@@ -9,9 +9,9 @@ from functools import cached_property
 import torch.distributed as dist
 
 from distlion.errors import ProcessGroupError
-from distlion.exchange import MAX_WORKERS
-from distlion.transport import PeerWatch, watch_peers
-from distlion.vote import Roster
+from distlion.votes.roster import Roster
+from distlion.wire.frame import MAX_WORKERS
+from distlion.wire.watch import PeerWatch, watch_peers
 
 
 @dataclass(frozen=True)

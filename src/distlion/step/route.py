@@ -7,15 +7,17 @@ from typing import Protocol
 
 from torch import Tensor
 
-from distlion.aggregation import Aggregation
-from distlion.exchange import Exchanging, Header, Reply
-from distlion.kernels import Coefficients, Coin, Coins, Kernels, Segment
+from distlion.kernels.coin import Coin, Coins
+from distlion.kernels.contract import Coefficients, Kernels, Segment
 from distlion.layout import Bucket
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.flat_route import FlatRoute
 from distlion.step.param import VotingParam
-from distlion.transport import ByteCount, Transport
-from distlion.vote import ParameterReply
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.reply import ParameterReply
+from distlion.wire.frame import Header
+from distlion.wire.pattern import Exchanging, Reply
+from distlion.wire.transport import ByteCount, Transport
 
 
 class Route(Protocol):

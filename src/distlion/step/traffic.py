@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from distlion.transport import ByteCount, Transport
+from distlion.wire.transport import ByteCount, Transport
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,9 @@ from torch import Tensor
 
 from distlion import faults
 from distlion.errors import DeviceError, GradientChangedError
-from distlion.exchange import (
-    Exchanging,
-    Header,
-    Reply,
-    Verdict,
-    with_error,
-    with_error_of,
-    worst_of,
-)
 from distlion.failures import Status
-from distlion.kernels import Coins, Segment
+from distlion.kernels.coin import Coins
+from distlion.kernels.contract import Segment
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.gradients import digest_gradients, look_at_gradients
 from distlion.step.inputs import StepInputs
@@ -35,6 +27,9 @@ from distlion.step.param import (
     take_gradients,
 )
 from distlion.step.route import Route
+from distlion.wire.frame import Header
+from distlion.wire.pattern import Exchanging, Reply
+from distlion.wire.verdict import Verdict, with_error, with_error_of, worst_of
 
 T = TypeVar("T")
 

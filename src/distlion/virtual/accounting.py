@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from distlion.exchange import Exchange
 from distlion.layout import FLOAT_BYTES
-from distlion.options import plan_norms
-from distlion.step import Traffic
-from distlion.transport import ByteCount
+from distlion.step.clipping import plan_norms
+from distlion.step.traffic import Traffic
 from distlion.virtual.layout import ClusterLayout
 from distlion.virtual.route import VirtualRoute
+from distlion.wire.pattern import Exchange
+from distlion.wire.transport import ByteCount
 
 
 @dataclass

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion.aggregation import Aggregation
 from distlion.errors import (
     InvalidArgumentError,
     NonFiniteError,
@@ -18,33 +17,31 @@ from distlion.errors import (
     StepError,
     UnsupportedTypeError,
 )
-from distlion.exchange import AllReduce, Exchange, list_patterns
 from distlion.failures import SPARSE_WORDS, Status, make_error
-from distlion.kernels import Coefficients
-from distlion.optim import Traffic, VotingBase
-from distlion.options import (
-    ClipNorm,
-    Diagnosis,
-    MomentumSync,
-    Newcomers,
-    Settings,
-    check_newcomers,
-)
-from distlion.session import MomentumOwnership, check_frozen
+from distlion.kernels.contract import Coefficients
+from distlion.optim.base import VotingBase
+from distlion.peers.fingerprint import check_frozen
+from distlion.peers.ownership import MomentumOwnership
 from distlion.signals import deferred_signals
-from distlion.step import (
-    describe_hyperparameters,
-    describe_problem,
-    read_groups,
-    read_step,
-    take_gradients,
-)
+from distlion.step.clipping import ClipNorm
+from distlion.step.diagnostics import Diagnosis
+from distlion.step.hyperparameters import describe_hyperparameters, read_groups, read_step
+from distlion.step.momentum_sync import MomentumSync
+from distlion.step.newcomers import Newcomers, check_newcomers
+from distlion.step.outcome import describe_problem
+from distlion.step.param import take_gradients
+from distlion.step.settings import Settings
+from distlion.step.traffic import Traffic
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.layout import ClusterLayout
 from distlion.virtual.members import change_roster, make_roster, reseat
 from distlion.virtual.momenta import average_momenta
 from distlion.virtual.worker_number import read_worker
+from distlion.votes.aggregation import Aggregation
+from distlion.wire.all_reduce import AllReduce
+from distlion.wire.pattern import Exchange
+from distlion.wire.registry import list_patterns
 
 
 class VirtualCluster(VotingBase):

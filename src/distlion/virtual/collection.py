@@ -8,14 +8,16 @@ from functools import partial
 from torch import Tensor
 
 from distlion.errors import CheckpointError, InvalidArgumentError, NonFiniteError
-from distlion.exchange import Verdict
 from distlion.failures import Status
-from distlion.kernels import Coefficients, Coin, Coins, Segment
-from distlion.options import clip_alone, clip_together, make_clip_alone
-from distlion.step import check_finite, commit_alone, log_abstention, log_skip
+from distlion.kernels.coin import Coin, Coins
+from distlion.kernels.contract import Coefficients, Segment
+from distlion.step.alone import check_finite, commit_alone
+from distlion.step.clipping import clip_alone, clip_together, make_clip_alone
+from distlion.step.outcome import log_abstention, log_skip
 from distlion.virtual.layout import ClusterLayout
 from distlion.virtual.route import VirtualRoute
-from distlion.vote import ParameterReply
+from distlion.votes.reply import ParameterReply
+from distlion.wire.verdict import Verdict
 
 Grads = Sequence[Tensor | None]
 

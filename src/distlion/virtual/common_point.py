@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.optim import OuterMomentum, OuterStep, take_turns
-from distlion.step import VotingParam
+from distlion.local.outer_step import OuterMomentum, OuterStep
+from distlion.local.parts import take_turns
+from distlion.step.param import VotingParam
 from distlion.virtual.cluster import VirtualCluster
+from distlion.votes.aggregation import Aggregation
 
 
 class VirtualCommonPoint(VirtualCluster):

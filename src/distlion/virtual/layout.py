@@ -8,12 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from distlion.exchange import Exchange
 from distlion.layout import Bucket, fill_buckets
-from distlion.options import Examiner, MomentumStage, Settings
-from distlion.step import VotingParam, count_turns
+from distlion.step.diagnostics import Examiner
+from distlion.step.momentum_stage import MomentumStage
+from distlion.step.param import VotingParam, count_turns
+from distlion.step.settings import Settings
 from distlion.virtual.route import VirtualRoute
-from distlion.vote import Roster
+from distlion.votes.roster import Roster
+from distlion.wire.pattern import Exchange
 
 
 @dataclass(frozen=True)

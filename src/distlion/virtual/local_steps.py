@@ -9,24 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import Exchange
-from distlion.optim import (
-    Inner,
-    OuterStep,
-    Schedule,
-    Traffic,
-    check_inner,
-    copy_to_common,
-    find_broken,
-    find_delta,
-    move_on,
-    reset_broken,
-)
-from distlion.options import Newcomers
+from distlion.local.arguments import Schedule
+from distlion.local.around import Inner, check_inner
+from distlion.local.common_point import copy_to_common, find_delta
+from distlion.local.inner_state import find_broken, reset_broken
+from distlion.local.late_vote import move_on
+from distlion.local.outer_step import OuterStep
+from distlion.step.newcomers import Newcomers
+from distlion.step.traffic import Traffic
 from distlion.virtual.cluster import VirtualCluster
 from distlion.virtual.common_point import VirtualCommonPoint
+from distlion.votes.aggregation import Aggregation
+from distlion.wire.pattern import Exchange
 
 MakeInner = Callable[[list[nn.Parameter]], Inner]
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.exchange import MAX_WORKERS
-from distlion.options import Newcomers, Settings, begin_momentum
-from distlion.vote import Roster
+from distlion.step.newcomers import Newcomers, begin_momentum
+from distlion.step.settings import Settings
+from distlion.votes.roster import Roster
+from distlion.wire.frame import MAX_WORKERS
 
 
 def make_roster(workers: int, weights: Sequence[int] | None, settings: Settings) -> Roster:

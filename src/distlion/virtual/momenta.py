@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlion.options import MomentumStage
+from distlion.step.momentum_stage import MomentumStage
 from distlion.virtual.layout import ClusterLayout
 
 

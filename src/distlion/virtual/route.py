@@ -7,10 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distlion.kernels import Coin, Coins, Segment, choose_kernels
+from distlion.kernels.coin import Coin, Coins
+from distlion.kernels.contract import Segment
+from distlion.kernels.dispatch import choose_kernels
 from distlion.layout import Bucket
-from distlion.step import VotingParam
-from distlion.vote import ParameterReply, Roster, WorkerState
+from distlion.step.param import VotingParam
+from distlion.votes.bucket_vote import WorkerState
+from distlion.votes.reply import ParameterReply
+from distlion.votes.roster import Roster
 
 
 class VirtualRoute:

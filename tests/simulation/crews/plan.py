@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from distlion.aggregation.registry import RULES
+from distlion.votes.registry import RULES
 from simulation.network import Delays
 from simulation.plan import _draw_delays, _draw_options
 

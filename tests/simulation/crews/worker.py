@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import distlion
-from distlion.aggregation.registry import RULES
 from distlion.crew import CrewLion
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
 from distlion.errors import DistlionError
+from distlion.votes.registry import RULES
 from simulation.crews.estimates import Said, find_said
 from simulation.crews.faults import CrewInjector
 from simulation.crews.network import CrewMachine

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.cli.failure import refusing, shown_failures
 from distlion_lab.cli.progress import LiveDisplay
 from distlion_lab.cli.quantity import number_option, read_rate, read_seconds, whole_option

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
+from distlion.wire import LinkModel
 from distlion_lab.cli.failure import leave_torchrun, shown_failures
 from distlion_lab.cli.quantity import read_count, read_seconds, whole_option
 from distlion_lab.cli.table import print_table

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from distlion.aggregation import list_rule_names
 from distlion.errors import DataError, InvalidArgumentError, ReplicaMismatchError
-from distlion.exchange import PATTERNS
+from distlion.votes import list_rule_names
+from distlion.wire import PATTERNS
 from distlion_lab.cli.command import Command, Group
 from distlion_lab.cli.failure import shown_failures
 from distlion_lab.cli.progress import LiveDisplay

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.cost import LinkModel
 from distlion.errors import InvalidArgumentError
+from distlion.wire import LinkModel
 from distlion_lab.cli.failure import shown_failures
 from distlion_lab.cli.plan_sites import print_local
 from distlion_lab.cli.plan_table import print_plan

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from distlion.aggregation import SCALED_RULES
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import PATTERNS
+from distlion.votes import SCALED_RULES
+from distlion.wire import PATTERNS
 from distlion_lab.cli.beside import read_beside, train_beside
 from distlion_lab.cli.failure import is_first_rank, leave_torchrun, shown_failures
 from distlion_lab.cli.quantity import number_option, read_seconds, whole_option

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config
 
-from distlion.cost import wire_bytes
 from distlion.optim import DistributedLion, Lion, is_trying_overlap, rehearse_step
+from distlion.wire import wire_bytes
 from distlion_lab.baselines import compress_gradients, wrap_in_ddp
 from distlion_lab.netlab.device import EmulatedModel
 from distlion_lab.netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, parse_vote

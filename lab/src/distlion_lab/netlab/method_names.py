@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distlion.aggregation import RULES
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import PATTERNS
+from distlion.votes import RULES
+from distlion.wire import PATTERNS
 from distlion_lab.baselines import Compression, HalfPrecision, PowerSGD
 from distlion_lab.names import suggest
 from distlion_lab.training.workers import AUTO, VoteOptions, find_exchange

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from distlion.cost import LinkModel
-from distlion.exchange import AllGather, Exchange, ParameterServer
+from distlion.wire import AllGather, Exchange, LinkModel, ParameterServer
 from distlion_lab.netlab.method_names import (
     DDP_FP16,
     DDP_FP32,

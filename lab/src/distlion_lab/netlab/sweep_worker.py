@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distlion.cost import LinkModel, probe_link
-from distlion.transport import Gloo, Transport
+from distlion.wire import Gloo, LinkModel, Transport, probe_link
 from distlion_lab.netlab.calls import Answer, Block, Call
 from distlion_lab.netlab.lab_run import LabRun, start_run
 from distlion_lab.netlab.workload import Workload

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.netlab.fleet import Fleet
 
 _PROCESSOR_TIMES = Path("/proc/stat")

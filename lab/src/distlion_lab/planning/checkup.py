@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distlion.cost.probe import LinkProbe, probe_ranks
 from distlion.errors import KernelBackendError, ProcessGroupError
 from distlion.kernels import check_denormals
-from distlion.transport import Gloo
+from distlion.wire import Gloo
+from distlion.wire.probe import LinkProbe, probe_ranks
 from distlion_lab.planning.bench import KernelRates, measure_kernels
 from distlion_lab.planning.machine import Machine
 from distlion_lab.planning.quantity import format_rate

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from dataclasses import dataclass, replace
 
-from distlion.aggregation import ScaledVote
-from distlion.cost import LinkModel
-from distlion.optim import check_delay, check_every_steps
+from distlion.local import check_delay, check_every_steps
+from distlion.votes import ScaledVote
+from distlion.wire import LinkModel
 from distlion_lab.planning.planner import compare_methods
 from distlion_lab.planning.scenario import Scenario
 from distlion_lab.planning.votes import forecast_votes, list_able

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from distlion.aggregation import RULES, Aggregation, MajorityVote, QuantizedVote
 from distlion.errors import InvalidArgumentError
+from distlion.votes import RULES, Aggregation, MajorityVote, QuantizedVote
 from distlion_lab.planning.forecast import Forecast
 from distlion_lab.planning.gradient_all_reduce import (
     BASELINES,

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from dataclasses import dataclass, replace
 
-from distlion.cost.link_model import LinkModel
 from distlion.errors import InvalidArgumentError
+from distlion.wire.link_model import LinkModel
 from distlion_lab.planning.machine import GPU, Machine
 
 MAX_NODES = 100_000

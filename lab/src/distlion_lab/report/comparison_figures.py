@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distlion.cost import LinkModel
 from distlion.errors import MissingDependencyError
+from distlion.wire import LinkModel
 from distlion_lab.report.comparison import LOSS, Cell, Comparison, Metric, Spread
 
 try:

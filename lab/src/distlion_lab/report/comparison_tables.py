@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from distlion.cost import LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.report.comparison import LOSS, Cell, Comparison, Metric, Spread
 from distlion_lab.report.document import Table
 

@@ -11,7 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import CheckpointError, InvalidArgumentError
-from distlion.optim import LocalSteps, VotingBase
+from distlion.local import LocalSteps
+from distlion.optim import VotingBase
 from distlion_lab.training.history import History
 from distlion_lab.training.train_settings import OnDisagreement, TrainSettings
 from distlion_lab.training.workers import RealWorker, gather_rows

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from distlion.aggregation import Aggregation
-from distlion.exchange import AllReduce
 from distlion.virtual import VirtualLocalSteps
+from distlion.votes import Aggregation
+from distlion.wire import AllReduce
 from distlion_lab.training.inner import OUTER_LR, OUTER_MOMENTUM
 from distlion_lab.training.workers import MethodRun
 

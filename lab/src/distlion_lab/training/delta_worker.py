@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from distlion.aggregation import SCALED_RULES
 from distlion.errors import InvalidArgumentError, ReplicaMismatchError
-from distlion.optim import LocalSteps
+from distlion.local import LocalSteps
+from distlion.votes import SCALED_RULES
 from distlion_lab.names import suggest
 from distlion_lab.training.delta_votes import PLAIN, DeltaVotes
 from distlion_lab.training.inner import ADAMW

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from distlion.aggregation import Aggregation
 from distlion.errors import InvalidArgumentError
+from distlion.votes import Aggregation
 from distlion_lab.training.workers import MethodRun, VirtualVoting, VirtualWorkers
 
 _SCALE_BYTES = 4

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.errors import NonFiniteError
-from distlion.optim import DistributedLion, MomentumSync
+from distlion.optim import DistributedLion
+from distlion.step import MomentumSync
 from distlion_lab.tasks import Task, batch_loss, score_batch
 from distlion_lab.training.checkpoints import CheckpointSettings, RunCheckpoints
 from distlion_lab.training.device import find_device, move_batch

@@ -1,7 +1,7 @@
 """Methods by name: how each trains real workers and virtual ones, and its place in comparisons.
 
 A method of one name is a line of ``_MEANS`` or ``_SIGNUM``. A rule is a line of
-``distlion.aggregation.RULES``. That line also gives it its name here, with masks, betas, momentum
+``distlion.votes.RULES``. That line also gives it its name here, with masks, betas, momentum
 averaging and local steps.
 """
 
@@ -10,7 +10,10 @@ from __future__ import annotations
 import inspect
 from functools import partial
 
-from distlion.aggregation import (
+from distlion.errors import InvalidArgumentError
+from distlion.optim import lion_cub
+from distlion.step import MomentumSync
+from distlion.votes import (
     RULES,
     Aggregation,
     Average,
@@ -19,8 +22,6 @@ from distlion.aggregation import (
     QuantizedVote,
     list_rule_names,
 )
-from distlion.errors import InvalidArgumentError
-from distlion.optim import MomentumSync, lion_cub
 from distlion_lab.names import suggest
 from distlion_lab.training.inner import LION_LR, LION_WEIGHT_DECAY
 from distlion_lab.training.means import LION_MEAN, MEANS, WITH_BETAS, find_mean

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from distlion.optim import MomentumSync
+from distlion.step import MomentumSync
 
 CAUTIOUS, ORTHOGONAL = "-cautious", "-orthogonal"
 SYNC = re.compile(

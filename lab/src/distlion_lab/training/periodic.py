@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from distlion.aggregation import RULES, SCALED_RULES, Aggregation
+from distlion.votes import RULES, SCALED_RULES, Aggregation
 from distlion_lab.baselines import TopBits
 from distlion_lab.training.delta_votes import NESTEROV, PLAIN, DeltaVotes, OuterChoice
 from distlion_lab.training.inner import ADAMW, LION, OUTER_SGD, PLAIN_OUTER_SGD, Inner

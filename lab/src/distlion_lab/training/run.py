@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from distlion.errors import InvalidArgumentError, UnwrittenRunError
-from distlion.transport import find_start
+from distlion.wire import find_start
 from distlion_lab.names import name_rule
 from distlion_lab.report import draw_diagnosis_figure, draw_loss_figure
 from distlion_lab.tasks import (

@@ -11,10 +11,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from distlion.aggregation import RULES, SCALED_RULES
 from distlion.errors import InvalidArgumentError
-from distlion.exchange import PATTERNS
-from distlion.optim import check_delay, check_every_steps
+from distlion.local import check_delay, check_every_steps
+from distlion.votes import RULES, SCALED_RULES
+from distlion.wire import PATTERNS
 from distlion_lab.names import suggest
 from distlion_lab.tasks import ByClass, Tokenizer
 from distlion_lab.training.delta_worker import DEFAULT_DELTA_RULE, find_delta_rule

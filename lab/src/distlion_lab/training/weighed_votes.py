@@ -11,12 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from distlion.aggregation import MajorityVote
 from distlion.errors import InvalidArgumentError, NonFiniteError
-from distlion.exchange import AllReduce
 from distlion.kernels import Coin, Coins
 from distlion.kernels.words import coin_bits, unpack
 from distlion.layout import place_parameters
+from distlion.votes import MajorityVote
+from distlion.wire import AllReduce
 from distlion_lab.training.inner import LION_LR, LION_WEIGHT_DECAY
 from distlion_lab.training.method import Method, MethodKind
 from distlion_lab.training.workers import LION_BETAS, MethodRun

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlion.aggregation import Aggregation
 from distlion.errors import ReplicaMismatchError
-from distlion.exchange import PATTERNS, AllReduce, Exchange
-from distlion.optim import DistributedLion, MomentumSync, group_params
+from distlion.optim import DistributedLion, group_params
+from distlion.step import MomentumSync
 from distlion.virtual import VirtualCluster
+from distlion.votes import Aggregation
+from distlion.wire import PATTERNS, AllReduce, Exchange
 from distlion_lab.baselines import Account, Compression, PowerSGD, compress_gradients, wrap_in_ddp
 
 LION_BETAS = (0.9, 0.99)

@@ -1,0 +1,353 @@
+"""Local steps of any optimizer, then a vote on how far each worker came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from distlion.errors import CheckpointError
+from distlion.local.arguments import Schedule
+from distlion.local.around import AroundInner, Inner
+from distlion.local.common_point import CommonPoint
+from distlion.local.inner_step import do_inner_step, is_creating_state
+from distlion.local.outer_step import OuterStep
+from distlion.local.sharded_state import export_sharded_state, has_sharded_form, load_sharded_state
+from distlion.local.state import CALL, export_local_state, load_local_state
+from distlion.local.votes import LocalVotes, Progress
+from distlion.optim.saved_state import reading_state
+from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
+from distlion.step.diagnostics import Diagnosis
+from distlion.step.nodes import Nodes
+from distlion.step.traffic import Traffic
+from distlion.votes.aggregation import Aggregation
+from distlion.wire.pattern import Exchange
+from distlion.wire.roll_call import BUSY_TIMEOUT_S
+from distlion.wire.transport import ByteCount
+
+
+class LocalSteps(AroundInner):
+    """Train each worker with an optimizer of its own, and vote every few steps on how far it came.
+
+    Equation:
+        y_i = ``every`` steps of ``inner`` from the common point x, with the gradients of worker i
+        d_i = x - y_i
+        u = s * S, the result of ``aggregation`` over the votes on d_1, ..., d_N
+        x = x - outer_lr * u, or what ``outer`` makes of u; then y_i = x for all i
+        (DiLoCo, arXiv:2311.08105, Algorithm 1, with votes in place of 32 bits)
+
+    It shares ``param_groups`` and ``state`` with ``inner``, so that schedulers, clipping and hooks
+    can use either of them. A step without a vote sends nothing.
+
+    Args:
+        inner: Any optimizer of torch, or ``Lion``, over this worker's parameters, in the same order
+            on all workers. The first rank's values overwrite all. A list of optimizers, each with
+            its own parameters: Muon for matrices beside AdamW for all others.
+        every: H, steps from one vote to the next, 1 or more.
+        delay: Steps after which the result of a vote is taken, less than ``every / parts``. The
+            vote travels on a thread of its own meanwhile; the worker keeps its moves since it
+            began.
+        parts: P, number of parts that take turns to vote: whole tensors in order, about equally
+            many elements each; a divisor of ``every``. Each part votes every H steps, so some part
+            votes every H / P steps (Streaming DiLoCo, arXiv:2501.18512).
+        aggregation: Rule for deltas: ``ScaledVote()``, ``ResidualVote()``, ``EstimateVote()`` or
+            ``StochasticVote()``; None for the first. With ``outer="lion"`` any rule of
+            ``DistributedLion``; None for ``MajorityVote()``.
+        outer_lr: Outer learning rate, above 0; None for 1, which applies the result in full.
+            "lion" needs a rate.
+        outer_momentum: Weight of the momentum of the results, in [0, 1).
+        nesterov: Whether that momentum looks ahead.
+        outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
+        outer_betas: Betas of "lion"; None for (0.9, 0.99).
+        common_device: Device of the common point and of the rule's state, such as "cpu" where a GPU
+            has no memory for them; None: each parameter's own device.
+        exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
+        on_mismatch, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
+        step_timeout_s, busy_timeout_s, seed: Likewise; steps are votes there.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, or does not fit another.
+        UnsupportedTypeError: A parameter or argument is of a kind without support.
+        ProcessGroupError: No group, or one that cannot carry these parameters.
+        ConfigMismatchError: Workers differ in parameters, settings or version.
+
+    Notes:
+        A vote is committed on all workers, or x does not change and all raise the same. After a
+        recoverable error y_i does not change either, so that the next delta covers both periods.
+        ``nonfinite="skip"`` gives up the period and begins the next one at x; "abstain" leaves out
+        that worker's parameter. Inner state that is not finite counts as such a delta, and begins
+        anew from 0 after it. x is float32, and deltas are measured from x as rounded to the
+        parameter's dtype. Load weights before this is made: the next vote refuses parameters that
+        were written to between a vote and the step after it. A write that torch does not count,
+        such as one through ``.data``, is found if it changes an element of a sample. Every call
+        counts: with a GradScaler, a worker that sees an overflow skips the inner step and stays in
+        step with the others. With one worker the vote carries d_1 itself; with a plain outer step
+        at rate 1 this is ``inner``. With ``parts`` all of this holds for a vote on one part, and
+        ``committed_step`` counts these. Part s % P votes after s committed votes; a part whose vote
+        failed votes again in the next turn. The first votes on parts cover H / P, 2 H / P, ... H
+        steps. ``vote()`` votes on all parts, one after the other; if one of these votes fails, the
+        earlier ones stand. ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all
+        parts. Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
+        synchronized; see ``average_buffers``.
+
+    Example:
+        >>> inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        >>> optimizer = distlion.LocalSteps(inner, every=8)
+        >>> for batch in loader:
+        ...     model(batch).loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        inner: Inner,
+        *,
+        every: int = 8,
+        delay: int = 0,
+        parts: int = 1,
+        aggregation: Aggregation | None = None,
+        outer_lr: float | None = None,
+        outer_momentum: float = 0.0,
+        nesterov: bool = False,
+        outer: Literal["sgd", "lion"] = "sgd",
+        outer_betas: tuple[float, float] | None = None,
+        common_device: torch.device | str | None = None,
+        exchange: Exchange | Literal["auto"] = "auto",
+        nodes: Nodes | None = None,
+        weight: int = 1,
+        process_group: dist.ProcessGroup | None = None,
+        nonfinite: Literal["raise", "skip", "abstain"] = "raise",
+        on_mismatch: Literal["raise", "repair"] = "raise",
+        bucket_elements: int | None = None,
+        check_every: int | None = 1000,
+        diagnose_every: int | None = None,
+        init_timeout_s: float = 300,
+        step_timeout_s: float = 60,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(inner)
+        step = OuterStep.choose(
+            kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
+        )
+        self._votes = self._open_votes(
+            self._inner,
+            Schedule(every, delay, parts),
+            step,
+            aggregation,
+            common_device=common_device,
+            exchange=exchange,
+            nodes=nodes,
+            weight=weight,
+            process_group=process_group,
+            nonfinite=nonfinite,
+            on_mismatch=on_mismatch,
+            bucket_elements=bucket_elements,
+            check_every=check_every,
+            diagnose_every=diagnose_every,
+            init_timeout_s=init_timeout_s,
+            step_timeout_s=step_timeout_s,
+            busy_timeout_s=busy_timeout_s,
+            seed=seed,
+        )
+
+    def _open_votes(self, *args: Any, **options: Any) -> LocalVotes:
+        """Make the votes on deltas; arguments as for ``LocalVotes``."""
+        return LocalVotes(*args, **options)
+
+    @property
+    def outer_optimizer(self) -> CommonPoint:
+        """The optimizer of the common point; its steps are the votes, and none is under way."""
+        return self._votes.wait()
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps at which workers vote."""
+        return self._votes.schedule
+
+    @property
+    def every(self) -> int:
+        """Number of steps between two votes on the same parameter."""
+        return self.schedule.every
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of the parameters that take turns to vote."""
+        return self.schedule.parts
+
+    @property
+    def local_step(self) -> int:
+        """Number of calls of ``step()`` so far, equal on all workers."""
+        return self._votes.period.calls
+
+    @property
+    def steps_since_vote(self) -> int:
+        """Number of calls of ``step()`` since the last vote on any part."""
+        return min(self.progress.since)
+
+    @property
+    def committed_step(self) -> int:
+        """Number of votes committed so far on any part; one under way does not count yet."""
+        return self._votes.common.committed_step
+
+    @property
+    def common_point(self) -> list[Tensor]:
+        """The common point x of each parameter that was trainable at construction, in order.
+
+        Reading it waits for a vote that is under way.
+        """
+        self._votes.wait()
+        return self._votes.pairs.common
+
+    def list_pairs(self, part: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """List this worker's own parameters, of all parts or one, each with its common point."""
+        pairs = self._votes.pairs
+        return list(pairs.pairs) if part is None else pairs.of(part)
+
+    @property
+    def progress(self) -> Progress:
+        """This worker's place between two votes; set it on all workers alike."""
+        return self._votes.progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._votes.progress = progress
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and messages of this rank; a step is a vote here."""
+        return self._votes.common.traffic
+
+    @property
+    def plan(self) -> ByteCount:
+        """Bytes this rank sends to the network in the next vote; with nodes, to other nodes."""
+        return self._votes.common.plan
+
+    def diagnostics(self) -> list[Diagnosis]:
+        """Return how far workers agreed on deltas, as ``DistributedLion.diagnostics``."""
+        return self.outer_optimizer.diagnostics()
+
+    def verify_replicas(self) -> None:
+        """Compare the common point of all workers, as ``DistributedLion.verify_replicas``.
+
+        After a repair all workers begin their periods anew at the common point, or do so when the
+        result of a late vote is taken. Of sharded parameters, the repaired shards do.
+        """
+        self.outer_optimizer.verify_replicas()
+        self._votes.begin_after_repair()
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do a step of the inner optimizer; after every H-th call vote on how far this worker came.
+
+        Args:
+            closure: Passed to the inner optimizer.
+
+        Returns:
+            The result of the inner optimizer's ``step``.
+
+        Raises:
+            StepError, ProcessGroupError: As ``DistributedLion.step``, from a vote.
+            StepInputError: On some worker parameters were written to between two periods, frozen,
+                unfrozen, or added to the inner optimizer alone; on every rank, at the next vote.
+            ConfigMismatchError: As the class, or workers vote after different numbers of steps.
+
+        Notes:
+            A step that raises before its inner step has ended does not count. Nor does the one by
+            which torch.distributed.checkpoint creates the inner optimizer's state.
+        """
+        try:
+            result = self._take_step(closure)
+        except BaseException:
+            # A GradScaler removes these only after a step that returns.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+        return result
+
+    def _take_step(self, closure: Callable[[], Any] | None) -> Any:
+        if is_creating_state(self._inner):
+            return do_inner_step(self, self._inner, closure)
+        self._votes.period.check_begin()
+        result = do_inner_step(self, self._inner, closure)
+        self._votes.count_step()
+        self._votes.watch_use()
+        return result
+
+    @torch.no_grad()
+    def vote(self) -> None:
+        """Vote now, for example at the end of a run; every worker must call it.
+
+        This does not change when ``step()`` votes. The result of a late vote is taken first.
+        Without a step since the last vote nothing is voted on: all workers move to the common
+        point.
+
+        Raises:
+            StepError, ProcessGroupError: As ``DistributedLion.step``.
+            InvalidArgumentError: Without a step since the last vote: parameters were written to, or
+                workers made different numbers of calls of ``step()``; on every rank.
+        """
+        self._votes.vote_on_all()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the inner optimizer and to the common point; every worker must call it.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed. Where
+                one worker or its inner optimizer refuses the group, all raise. Several inner
+                optimizers refuse every group.
+            StepError: As ``step()``, from a late vote, which is taken first; nothing was added.
+        """
+        if self._is_set_up:
+            self._votes.add_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this worker's state: the inner optimizer's, and under "local_steps" all else.
+
+        ``save_checkpoint`` keeps the states of all workers. With sharded parameters all is in
+        "state" and "param_groups", also this worker's parameters: DTensors of the shape (workers,
+        *shape) where workers differ, for torch.distributed.checkpoint.
+
+        Raises:
+            CheckpointError: An exception cut the commit of a vote short.
+            UnsupportedTypeError: Parameters are sharded, and the inner state is not cut like them.
+        """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        if self._votes.common.shard_pieces is not None:
+            return run_hooks_of_saving(self, export_sharded_state(self._inner, self._votes))
+        saved = export_local_state(self._inner.state_dict(), self._votes)
+        return run_hooks_of_saving(self, saved)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this worker; every worker must call it. Parameters are the model's.
+
+        A state of sharded parameters has them too: load the model's weights before it. A state of
+        the inner optimizer alone loads too: the rest keeps its present values.
+
+        Raises:
+            CheckpointError: It belongs to another worker, has lost a part, or does not fit; on
+                every rank.
+            StepMismatchError, ConfigMismatchError: Workers load other steps or settings.
+        """
+        try:
+            with reading_state():
+                state_dict = run_hooks_or_refuse(self, state_dict)
+                is_sharded = has_sharded_form(self._votes, state_dict)
+        except CheckpointError as error:
+            self._votes.wait().agree(CALL, error)
+            raise
+        if is_sharded:
+            load_sharded_state(self._inner, self._votes, state_dict)
+        elif progress := load_local_state(self._inner, self._votes, state_dict):
+            self._votes.progress = progress
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)

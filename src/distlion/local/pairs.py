@@ -1,0 +1,111 @@
+"""A worker's own parameters, each with its common point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from distlion.local.common_point import copy_to_common, find_delta
+from distlion.local.inner_state import find_broken
+from distlion.optim.arguments import check_params, label_params, list_group, settle_names
+
+
+class LocalPairs:
+    """Pair the parameters that votes move with the common point.
+
+    Args:
+        device: Device of the common point; None for each parameter's own.
+
+    Attributes:
+        pairs: (own parameter, common point), in order.
+        turns: The part of each parameter.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.turns: list[int] = []
+
+    @property
+    def own(self) -> list[Tensor]:
+        """The worker's own parameters."""
+        return [param for param, _ in self.pairs]
+
+    @property
+    def common(self) -> list[Tensor]:
+        """The common point of each."""
+        return [common.detach() for _, common in self.pairs]
+
+    def of(self, turn: int) -> list[tuple[Tensor, Tensor]]:
+        """List the pairs of one part."""
+        return [pair for pair, own in zip(self.pairs, self.turns, strict=True) if own == turn]
+
+    def place(
+        self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
+    ) -> list[tuple[str, Tensor]]:
+        """Make the common point of parameters; a frozen parameter is its own.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError: One of them cannot be voted on.
+        """
+        check_params(params, names, known=known)
+        placed = []
+        for name, param in zip(names, params, strict=True):
+            common = param
+            if param.requires_grad:
+                common = nn.Parameter(copy_to_common(param, self._device))
+                self.pairs.append((param, common))
+            placed.append((name, common))
+        return placed
+
+    def add_group(self, inner: Optimizer, param_group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+        """Add a group to the inner optimizer, and make its common point, as ``place`` does."""
+        group, known = list_group(param_group), label_params(inner.param_groups)
+        has_names = any("param_names" in each for each in inner.param_groups)
+        labels, added = settle_names(dict(group), len(inner.param_groups), has_names=has_names)
+        placed = self.place(labels, added, known=known)
+        inner.add_param_group(group)
+        return placed
+
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""A worker's own parameters, each with its common point."""
+
+
+def set_deltas(pairs: Pairs, inner: Optimizer) -> None:
+    """Set the worker's deltas as gradients of the common point.
+
+    A delta counts as not finite, too, where the inner state is not: no later step would move the
+    parameter as it should.
+    """
+    broken = set(find_broken(inner, [param for param, _ in pairs]))
+    for param, common in pairs:
+        common.grad = find_delta(param, common)
+        if param in broken:
+            common.grad.fill_(torch.nan)
+
+
+def forget_deltas(pairs: Pairs) -> None:
+    """Drop these gradients."""
+    for _, common in pairs:
+        common.grad = None
+
+
+@torch.no_grad()
+def take_common(pairs: Pairs) -> None:
+    """Move the worker to the common point."""
+    for param, common in pairs:
+        param.copy_(common)
+
+
+@torch.no_grad()
+def give_common(pairs: Pairs) -> None:
+    """Move the common point to the worker's parameters, except where they are not finite."""
+    for param, common in pairs:
+        # A parameter that is not finite abstains.
+        target, source = (common, param) if param.isfinite().all() else (param, common)
+        target.copy_(source)

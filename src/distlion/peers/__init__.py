@@ -1,0 +1,1 @@
+"""Who trains together: process groups, joining, replicas, weights."""

@@ -1,0 +1,103 @@
+"""Process groups of an optimizer's own, which carry only its own bytes."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from distlion.step.ranks import Ranks
+from distlion.step.settings import Settings
+from distlion.wire.gloo import Gloo
+from distlion.wire.groups import carries_host_memory, own_group
+from distlion.wire.transport import Transport
+
+
+class Connections:
+    """The process groups of an optimizer, and links over them.
+
+    On shared groups its bytes could meet those of other optimizers or the caller, and different
+    sizes can abort a process inside Gloo.
+
+    Args:
+        ranks: All ranks of the optimizer, two or more.
+        settings: The optimizer's settings.
+        name: Name of the optimizer, unique on the process group.
+    """
+
+    def __init__(self, ranks: Ranks, settings: Settings, *, name: str) -> None:
+        self._ranks, self._settings, self._name = ranks, settings, name
+        self._everybody = ranks.process_group
+        self._inside: dist.ProcessGroup | None = None
+        self._between: dist.ProcessGroup | None = None
+        self._for_checkpoints: dist.ProcessGroup | None = None
+
+    def approach(self) -> None:
+        """Make a group for the handshake, if the workers' own group cannot carry host memory."""
+        workers = self._ranks.process_group
+        if workers is not None and not carries_host_memory(workers):
+            self._everybody = self._make("handshake")
+
+    def connect(self) -> None:
+        """Make groups for this optimizer alone; every rank must call it.
+
+        Raises:
+            ProcessGroupError: Some rank did not take part.
+        """
+        ranks = self._ranks
+        self._everybody = self._make("")
+        if len(ranks.inside) > 1 or ranks.is_sharded:
+            self._inside = self._make(f"inside {ranks.inside[0]}", ranks.inside)
+            self._between = self._make(f"between {ranks.between[0]}", ranks.between)
+
+    def link_all(self, timeout_s: float) -> Transport:
+        """Return a link between all ranks, on their own group once they are connected."""
+        assert self._everybody is not None  # there are two ranks or more
+        return self._link(self._everybody, timeout_s)
+
+    def link_voters(self, timeout_s: float) -> Transport:
+        """Return a link between the ranks that vote with each other, one of each worker."""
+        if self._between is None:
+            return self.link_all(timeout_s)
+        return self._link(self._between, timeout_s, self._ranks.between)
+
+    def link_worker(self, timeout_s: float) -> Transport | None:
+        """Return a link between the ranks of this worker; None for a worker of one rank."""
+        if self._inside is None:
+            return None
+        return self._link(self._inside, timeout_s, self._ranks.inside)
+
+    def link_replicas(self, timeout_s: float) -> Transport:
+        """Return a link between the ranks that hold the same parameters, or the same shards."""
+        return self.link_voters(timeout_s) if self._ranks.is_sharded else self.link_all(timeout_s)
+
+    def link_checkpoints(self, *, in_background: bool) -> Transport:
+        """Return a link between all ranks on a group of its own, which waits for slow disks.
+
+        In the background it has no watch, as the watch belongs to the thread of the steps.
+        """
+        if self._for_checkpoints is None:
+            self._for_checkpoints = self._make("checkpoints")
+        timeout_s = self._settings.connect_timeout_s
+        if in_background:
+            return Gloo(self._for_checkpoints, timeout_s=timeout_s)
+        return self._link(self._for_checkpoints, timeout_s)
+
+    def _link(
+        self, group: dist.ProcessGroup, timeout_s: float, ranks: tuple[int, ...] | None = None
+    ) -> Transport:
+        # The workers' own group, before there are others, has a shorter limit in a crew.
+        is_own = group is not self._ranks.process_group
+        busy_s = self._settings.busy_timeout_s if is_own else None
+        watch = self._ranks.watch
+        return Gloo(group, timeout_s=timeout_s, busy_timeout_s=busy_s, ranks=ranks, watch=watch)
+
+    def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
+        workers, settings = self._ranks.process_group, self._settings
+        assert workers is not None  # there are two ranks or more
+        name = f"{self._name}/{what}" if what else self._name
+        return own_group(
+            workers,
+            name=name,
+            timeout_s=settings.group_timeout_s,
+            connect_timeout_s=self._ranks.connect_timeout_s or settings.connect_timeout_s,
+            ranks=ranks,
+        )

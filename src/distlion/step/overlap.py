@@ -1,0 +1,303 @@
+"""Overlap with the backward pass: a bucket is sent as soon as its last gradient has arrived."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.utils.hooks import RemovableHandle
+
+from distlion.errors import InvalidArgumentError
+from distlion.failures import Status
+from distlion.signals import deferred_signals
+from distlion.step.arrivals import Arrivals
+from distlion.step.inputs import StepInputs
+from distlion.step.lifecycle import Lifecycle
+from distlion.step.route import Route
+from distlion.step.streams import VotingStreams
+from distlion.step.vote import (
+    CastVote,
+    Completion,
+    Pipeline,
+    abstain_from,
+    draft_and_cast,
+    judge_votes,
+)
+from distlion.wire.frame import Header
+from distlion.wire.verdict import Verdict, with_error, with_error_of
+
+T = TypeVar("T")
+Task = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Overlap:
+    """The votes of one step that are under way while gradients still arrive.
+
+    A bucket starts when its last gradient has arrived and all earlier buckets have started, so that
+    all ranks issue their collectives in one order. They run on one thread, through a pipeline. The
+    last bucket waits for ``finish`` and carries this worker's findings about all of them, so that
+    all ranks raise the same error, or none.
+
+    An optimizer has one for its whole life, so that a pause survives a change of routes.
+
+    Args:
+        begin: Function called before the first bucket of a step, for the inputs of its buckets.
+        lifecycle: The optimizer's lifecycle: once it is dead, no vote is sent.
+    """
+
+    def __init__(self, *, begin: Callable[[], StepInputs], lifecycle: Lifecycle) -> None:
+        # Weak: the optimizer owns this object, and must be freed as soon as nobody else uses it.
+        self._begin = weakref.WeakMethod(begin)
+        self._lifecycle = lifecycle
+        self._lock = threading.Lock()
+        self._paused = False
+        self._arrivals = Arrivals()
+        self._tasks = _start_thread()
+        self._hooks: dict[int, RemovableHandle] = {}
+        # Once it is freed, neither hooks nor a thread remain.
+        weakref.finalize(self, _end, self._hooks, self._tasks)
+
+    def take(self, routes: Sequence[Route], *, waits: bool) -> None:
+        """Take new routes, between two steps.
+
+        Args:
+            routes: The route of each bucket, in the order of their exchanges.
+            waits: Whether all buckets wait for ``finish``. Violations of overlap's rules are
+                detected all the same.
+        """
+        self._routes, self._waits = routes, waits
+        self._places = {
+            id(param.param): (param, number)
+            for number, route in enumerate(routes)
+            for param in route.params
+        }
+        self._streams = VotingStreams([route.params[0].device for route in routes])
+        for key in self._hooks.keys() - self._places.keys():
+            self._hooks.pop(key).remove()
+        for key, (param, _) in self._places.items():
+            if key not in self._hooks:
+                self._hooks[key] = _register(param.param, weakref.ref(self))
+        self._reset()
+
+    def _reset(self) -> None:
+        self._inputs: StepInputs | None = None
+        self._pipeline = Pipeline[CastVote]()
+        self._n_started = 0
+        self._last_task: Future[Any] | None = None
+        self._arrivals.clear()
+        self._addresses: dict[int, tuple[int, int]] = {}
+        self._streams.forget()
+        self._missing = [len(route.params) for route in self._routes]
+
+    def _begin_step(self) -> StepInputs:
+        """Return the inputs of this step's buckets, gathered when the first of them starts."""
+        if self._inputs is None:
+            begin = self._begin()
+            assert begin is not None  # its owner calls this, or waits in a backward pass
+            self._inputs = begin()
+        return self._inputs
+
+    @property
+    def has_begun(self) -> bool:
+        """True if gradients of this step have arrived, so that votes may have been sent."""
+        return bool(self._arrivals) or self._inputs is not None
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let gradients accumulate without starting a bucket."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def note_arrival(self, key: int) -> None:
+        """Note that a gradient is complete, and start the buckets that waited for it.
+
+        Args:
+            key: The ``id`` of its parameter.
+        """
+        if self._lifecycle.is_dead:
+            return
+        param, bucket = self._places[key]
+        with self._lock:  # backward runs on a thread for each device
+            if self._paused:
+                self._arrivals.remember(param)
+                return
+            self._streams.note(bucket)
+            if not self._arrivals.note(param):
+                return
+            self._addresses[key] = param.find_addresses()
+            self._missing[bucket] -= 1
+            if self._waits:
+                self._begin_step()
+                return
+            last = len(self._routes) - 1
+            while self._n_started < last and self._missing[self._n_started] == 0:
+                self._start()
+
+    def _start(self) -> None:
+        """Start the next bucket."""
+        # Ctrl-C in a backward pass must not start a bucket twice, or without counting it.
+        with deferred_signals("the start of a vote", gives_way=False):
+            self._cast(self._n_started, self._begin_step())
+            self._n_started += 1
+
+    def _cast(self, number: int, inputs: StepInputs, completion: Completion | None = None) -> None:
+        """Draft and cast the votes on a bucket on the thread, once its gradients are computed."""
+        route, pipeline, streams = self._routes[number], self._pipeline, self._streams
+        events = streams.mark(number)
+
+        def cast() -> None:
+            with streams.behind(events, number):
+                pipeline.add(draft_and_cast(route, inputs, completion))
+
+        self._submit(cast)
+
+    def _submit(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the thread; it fails if an earlier one has failed."""
+        before, future = self._last_task, Future[T]()
+
+        def run() -> T:
+            if before is not None:
+                before.result()
+            return function()
+
+        self._last_task = future
+        self._tasks.put((future, run))
+        return future
+
+    def finish(self, now: StepInputs) -> tuple[StepInputs, list[CastVote]]:
+        """Start all remaining buckets, including the last one, and wait for all votes.
+
+        Args:
+            now: The inputs of buckets that would start now.
+
+        Returns:
+            The inputs that the buckets used, and their votes.
+        """
+        try:
+            with self._lock:
+                if self._inputs is None:
+                    self._inputs = now
+                inputs, pipeline = self._inputs, self._pipeline
+                while self._n_started < len(self._routes) - 1:
+                    self._start()
+            self._cast(len(self._routes) - 1, inputs, self._make_completion(inputs, now))
+            return inputs, self._submit(pipeline.drain).result()
+        finally:
+            self._reset()
+
+    def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Completion:
+        """Put errors since the arrival of the first gradient into the last bucket's header."""
+        seen, refused = self._arrivals.list_changed(), self._refuse_moved(inputs, now.header)
+        sampled = self._arrivals.compare_samples(self._routes[-1].params[0].device)
+        settings_changed = inputs.header.settings != now.header.settings
+        inputs.problems.extend(now.problems if now is not inputs else ())
+
+        def complete(header: Header, flags: Tensor) -> Header:
+            changed = [*seen, *sampled.list_changed(flags)]
+            if changed:
+                header = with_error(
+                    header, Status.GRADIENT_CHANGED, culprit=inputs.rank, position=min(changed)
+                )
+            if settings_changed:
+                header = with_error(header, Status.SETTINGS_CHANGED, culprit=inputs.rank)
+            return with_error_of(header, refused)
+
+        return Completion(sampled.flags, complete)
+
+    def _refuse_moved(self, inputs: StepInputs, header: Header) -> Header:
+        """Report in a header that a vote was encoded from memory that a commit must not write."""
+        for key, before in self._addresses.items():
+            param, _ = self._places[key]
+            if param.find_addresses() != before:
+                problem = InvalidArgumentError(
+                    f"{param.name} or its momentum was replaced between backward and step(). With "
+                    "overlap its vote has left by then: replace tensors after step()"
+                )
+                return inputs.refuse(header, problem)
+        return header
+
+    def cancel(self) -> tuple[StepInputs, Verdict]:
+        """Complete the schedule of a step that this worker gives up, and tell all workers.
+
+        Returns:
+            The inputs of the buckets, and the verdict.
+        """
+        try:
+            inputs, pipeline = self._begin_step(), self._pipeline
+            given_up = with_error(
+                inputs.header, Status.CANCELLED, culprit=inputs.rank, cancelled_by_all=True
+            )
+            rest = self._routes[self._n_started :]
+
+            def abstain_from_rest() -> list[CastVote]:
+                for route in rest:
+                    pipeline.add(
+                        abstain_from(route, given_up, inputs.coins, nonfinite=inputs.nonfinite)
+                    )
+                return pipeline.drain()
+
+            votes = self._submit(abstain_from_rest).result()
+        finally:
+            self._reset()
+        verdict = judge_votes(votes)
+        # A worker may have voted on earlier buckets before it gave up.
+        by_all = votes[-1].reply.verdict.cancelled_by_all
+        return inputs, replace(verdict, cancelled_by_all=by_all)
+
+    def forget(self) -> None:
+        """Forget all arrivals, for a step that is over or a group that is dead."""
+        self._reset()
+
+
+def _register(param: Tensor, overlap: weakref.ref[Overlap]) -> RemovableHandle:
+    """Note the arrivals of a parameter's gradient, as long as the overlap lives.
+
+    The hook holds only a number: a record would keep all momenta as long as the parameter lives.
+    """
+    key = id(param)
+
+    @_disable_dynamo  # a compiled train step would trace the hooks of its backward pass
+    def note(_: Tensor) -> None:
+        found = overlap()
+        if found is not None:
+            found.note_arrival(key)
+
+    register: Callable[..., RemovableHandle] = param.register_post_accumulate_grad_hook
+    return register(note)
+
+
+def _end(hooks: Mapping[int, RemovableHandle], tasks: queue.SimpleQueue[Task | None]) -> None:
+    for handle in hooks.values():
+        handle.remove()
+    tasks.put(None)
+
+
+def _start_thread() -> queue.SimpleQueue[Task | None]:
+    """Start a thread that runs tasks in order, up to a None."""
+    tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+    threading.Thread(target=_run, args=(tasks,), name="distlion votes", daemon=True).start()
+    return tasks
+
+
+def _run(tasks: queue.SimpleQueue[Task | None]) -> None:
+    with torch.no_grad():
+        while (task := tasks.get()) is not None:
+            future, function = task
+            try:
+                future.set_result(function())
+            # Whatever it is, the waiting thread raises it.
+            except BaseException as error:  # noqa: BLE001
+                future.set_exception(error)
+            del task, future, function

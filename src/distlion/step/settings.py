@@ -1,0 +1,212 @@
+"""The settings of ``DistributedLion`` that do not change from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.step.clipping import ClipNorm
+from distlion.step.hyperparameters import check_positive
+from distlion.step.momentum_sync import MomentumSync
+from distlion.step.nodes import Nodes
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.roster import MOST_WEIGHT
+from distlion.wire.pattern import Exchange
+from distlion.wire.registry import list_patterns
+from distlion.wire.roll_call import BUSY_TIMEOUT_S
+
+DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of ``DistributedLion``, which documents them; validated at construction."""
+
+    exchange: Exchange | Literal["auto"]
+    nodes: Nodes | None
+    momentum_sync: MomentumSync | None
+    overlap: bool | Literal["auto"]
+    nonfinite: Literal["raise", "skip", "abstain"]
+    on_mismatch: Literal["raise", "repair"]
+    clip_norm: ClipNorm | None
+    rounding: Literal["nearest", "stochastic"]
+    bucket_elements: int | None
+    check_every: int | None
+    diagnose_every: int | None
+    init_timeout_s: float
+    step_timeout_s: float
+    seed: int
+    busy_timeout_s: float = BUSY_TIMEOUT_S
+    weight: int = 1
+    on_disagreement: Literal["warn", "exclude"] = "warn"
+
+    def __post_init__(self) -> None:
+        if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
+            raise UnsupportedTypeError(
+                f"exchange={self.exchange!r}: expected 'auto', or one of {list_patterns()}"
+            )
+        if self.nodes is not None and not isinstance(self.nodes, Nodes):
+            raise UnsupportedTypeError(
+                f"nodes={self.nodes!r}: expected Nodes(ranks_per_node=...) or None"
+            )
+        if self.momentum_sync is not None and not isinstance(self.momentum_sync, MomentumSync):
+            raise UnsupportedTypeError(
+                f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
+            )
+        self._check_momenta_travel()
+        if self.overlap != "auto" and not isinstance(self.overlap, bool):
+            raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True, False or 'auto'")
+        if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
+            raise UnsupportedTypeError(f"clip_norm={self.clip_norm!r}: expected ClipNorm(...)")
+        if self.overlap and self.clip_norm is not None:
+            raise InvalidArgumentError(
+                "clip_norm= needs all gradients before the first vote, and "
+                f"overlap={self.overlap!r} sends votes while gradients still arrive; choose one"
+            )
+        check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
+        check_choice("on_mismatch", self.on_mismatch, ("raise", "repair"))
+        self._check_exclusion()
+        check_choice("rounding", self.rounding, ("nearest", "stochastic"))
+        for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
+            value = getattr(self, name)
+            optional = name != "seed" and value is None
+            if not optional and (not isinstance(value, int) or isinstance(value, bool)):
+                raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
+        for name in ("bucket_elements", "check_every", "diagnose_every"):
+            check_positive(name, getattr(self, name))
+        for name in ("init_timeout_s", "step_timeout_s", "busy_timeout_s"):
+            check_positive(name, getattr(self, name))
+        if not 0 <= self.seed < 1 << 64:
+            raise InvalidArgumentError(f"seed={self.seed}: expected 0 to 2^64 - 1")
+
+    @property
+    def bucket_limit(self) -> int:
+        """Most elements of several parameters in a bucket.
+
+        None stands for 64 Mi: every further bucket adds latency and, without overlap, has no
+        benefit. With overlap, a smaller number may be chosen.
+        """
+        return self.bucket_elements or DEFAULT_BUCKET_ELEMENTS
+
+    def node_size(self, world_size: int) -> int:
+        """Return the number of ranks of a node; 1 without nodes.
+
+        Raises:
+            InvalidArgumentError: The number of workers is not a multiple of it.
+        """
+        if self.nodes is None or world_size == 1:
+            return 1
+        return self.nodes.resolve(world_size)
+
+    def _check_exclusion(self) -> None:
+        check_choice("on_disagreement", self.on_disagreement, ("warn", "exclude"))
+        if self.on_disagreement == "warn":
+            return
+        if self.diagnose_every is None:
+            raise InvalidArgumentError(
+                "on_disagreement='exclude' without diagnose_every=, which compares workers. "
+                "Expected a number of steps between two comparisons. Add diagnose_every=10"
+            )
+        is_global = self.clip_norm is not None and self.clip_norm.scope == "global"
+        for name, is_mean, remedy in (
+            ("momentum_sync", self.momentum_sync is not None, "Leave momentum_sync out"),
+            ("clip_norm", is_global, "Use scope='worker'"),
+        ):
+            if is_mean:
+                raise InvalidArgumentError(
+                    f"on_disagreement='exclude' and {name}={getattr(self, name)!r}, a mean over "
+                    "all workers, which includes those whose votes do not count. Expected no mean "
+                    f"over workers. {remedy}, or on_disagreement='warn'"
+                )
+
+    def check_rule(self, rule: Aggregation) -> None:
+        """Check that the rule of a param group suits the other settings.
+
+        Raises:
+            InvalidArgumentError: It does not.
+        """
+        if isinstance(self.exchange, Exchange):
+            self.exchange.check_carries(rule.shape_of(1, 2), rule)
+        if self.on_disagreement == "exclude" and rule.worker_state:
+            raise InvalidArgumentError(
+                f"on_disagreement='exclude' and aggregation={rule!r}, which counts what a worker "
+                "sent in earlier steps too. Expected a rule without memory, such as "
+                "MajorityVote(). Or use on_disagreement='warn'"
+            )
+
+    def _check_momenta_travel(self) -> None:
+        if (
+            self.momentum_sync is not None
+            and isinstance(self.exchange, Exchange)
+            and self.exchange.counts_in_parts
+        ):
+            raise InvalidArgumentError(
+                f"exchange={self.exchange!r} counts votes in parts, and momentum_sync= averages "
+                "floats, whose sums depend on their order; pass exchange=AllReduce(), or leave "
+                "momentum_sync out"
+            )
+
+    def find_weight_problem(self) -> str:
+        """Explain why ``weight`` cannot be used; return "" if it can.
+
+        The constructor does not check it: if one worker raised alone, the others would wait. They
+        learn of it in the handshake.
+        """
+        weight: object = self.weight
+        if not isinstance(weight, int) or isinstance(weight, bool):
+            return f"weight={weight!r}: expected an integer from 1 to {MOST_WEIGHT}"
+        if not 1 <= weight <= MOST_WEIGHT:
+            return (
+                f"weight={weight}: expected 1 to {MOST_WEIGHT}. Only ratios matter: divide the "
+                "weights of all workers by the same number"
+            )
+        if weight > 1 and self.momentum_sync is not None:
+            return (
+                f"weight={weight} and momentum_sync={self.momentum_sync!r}, which averages momenta "
+                "of workers that count alike. Expected one of them. Leave momentum_sync out"
+            )
+        if weight > 1 and self.clip_norm is not None and self.clip_norm.scope == "global":
+            return (
+                f"weight={weight} and clip_norm={self.clip_norm!r}, whose norm is a mean over "
+                "workers that count alike. Expected one of them. Use scope='worker'"
+            )
+        pattern = self.exchange
+        if weight > 1 and isinstance(pattern, Exchange) and not pattern.counts_weights:
+            return (
+                f"weight={weight} and exchange={pattern!r}, which adds votes that count alike. "
+                "Expected one of them. Use exchange=AllReduce()"
+            )
+        return ""
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Seconds to make the optimizer's own process groups, and for each file of a checkpoint."""
+        return max(self.init_timeout_s, self.step_timeout_s)
+
+    @property
+    def group_timeout_s(self) -> float:
+        """Longest time of an operation on the optimizer's own process groups, in seconds."""
+        return max(self.connect_timeout_s, self.busy_timeout_s)
+
+    def describe(self) -> list[str]:
+        """List a line for each setting that must be equal on all workers."""
+        apart = ("init_timeout_s", "step_timeout_s", "busy_timeout_s", "momentum_sync", "weight")
+        sync = self.momentum_sync
+        return [
+            f"momentum_sync: {None if sync is None else sync.describe()}",
+            *(
+                f"{field.name}: {getattr(self, field.name)!r}"
+                for field in fields(self)
+                if field.name not in apart
+            ),
+        ]
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InvalidArgumentError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise InvalidArgumentError(
+            f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}"
+        )

@@ -1,0 +1,271 @@
+"""The vote on one bucket: a worker encodes, votes are counted, and a reply is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlion.kernels.coin import Coin, Coins
+from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.counting import BlockVotes
+from distlion.kernels.feedback import FLOAT_PLANES
+from distlion.kernels.orthogonal import orthogonalize_directions
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
+from distlion.votes.reply import ParameterReply
+from distlion.votes.roster import Roster
+from distlion.votes.rule import Rule
+from distlion.votes.tally import RuleTally
+
+WorkerState = Mapping[str, Tensor]
+"""A worker's extra tensors for one parameter, float32, keyed by ``Rule.worker_state``."""
+
+
+class BucketVote:
+    """The vote on one bucket, without a network: encode, count, commit.
+
+    This class serves every rule without state. A rule with state returns a subclass from ``start``,
+    which drafts its new state: ``encode`` and ``count`` only read, and ``note`` makes their last
+    drafts current. The draft leaves out every parameter that has no gradient, or is not finite, as
+    the worker abstains there.
+
+    Args:
+        rule: The rule of the vote.
+        bucket: The bucket.
+        roster: The voters.
+
+    Attributes:
+        shape: Sizes on the wire.
+        vote_planes, reply_planes: Bits per element of a vote, and of a reply.
+        reply_format: The format in which a reply encodes S.
+        is_weighted: Whether some vote counts more than once.
+    """
+
+    def __init__(self, rule: Rule, bucket: Bucket, roster: Roster) -> None:
+        self.rule, self.bucket, self.roster = rule, bucket, roster
+        self.shape = rule.shape(bucket, roster.n_votes)
+        self.vote_planes = rule.vote_planes
+        self.reply_planes = rule.reply_planes(roster.n_votes)
+        self.reply_format = rule.reply_format
+        self.is_weighted = roster.is_weighted
+
+    def encode(
+        self,
+        kernels: Kernels,
+        segments: Sequence[Segment],
+        kept: Sequence[WorkerState],
+        coins: Coins,
+        *,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        """Encode a worker's vote; directions of orthogonalized parameters are computed first.
+
+        Args:
+            kernels: The arithmetic on ``device``.
+            segments: The bucket's parameters, in order, without gradient where the worker abstains;
+                empty if it cannot vote.
+            kept: For each segment the worker's state; empty for a rule without state.
+            coins: The worker's coins in this step.
+            device: Device of the vote.
+
+        Returns:
+            (n_shards, vote_bytes) uint8, and for each segment whether gradient, direction and new
+            momentum are finite, (n,) bool. Both on ``device``.
+        """
+        for segment in segments:
+            if segment.coefficients.orthogonalize:
+                segments = orthogonalize_directions(kernels, segments)
+                break
+        return self._encode(kernels, segments, kept, coins, device=device)
+
+    def _encode(
+        self,
+        kernels: Kernels,
+        segments: Sequence[Segment],
+        kept: Sequence[WorkerState],
+        coins: Coins,
+        *,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        """Encode the directions of segments; arguments and results as for ``encode``.
+
+        A rule with state overrides this.
+        """
+        votes = self._make_votes(device)
+        finite = self.rule.encode(kernels, segments, coins, out=votes)
+        return votes.view(-1).view(torch.uint8).view(self.bucket.n_shards, -1), finite
+
+    def count(
+        self, kernels: Kernels, votes: Tensor, present: Tensor, first_shard: int, coins: Coins
+    ) -> Tensor:
+        """Count votes.
+
+        Args:
+            kernels: The arithmetic where ``votes`` are.
+            votes: (voters, n_shards * vote_bytes) uint8, of some shards that follow each other; a
+                row for each voter, in the order of the roster.
+            present: (voters, n_params) bool on the CPU: the votes cast for each parameter.
+            first_shard: The shard that ``votes`` begin with.
+            coins: The coins of this step; only those that are equal on all workers are used.
+
+        Returns:
+            (n_shards * reply_bytes,) uint8.
+        """
+        if self.is_weighted:
+            present = self.roster.weigh(present)
+        packed = votes.contiguous().view(torch.int64)
+        packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
+        out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
+        first_block = first_shard * self.bucket.shard_blocks
+        cast = BlockVotes(packed, present, self.bucket, first_block)
+        self.rule.count(kernels, cast, coins, out=out)
+        return out.view(-1).view(torch.uint8)
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Return the number of votes of each parameter for ``apply``, (n_params,) int64.
+
+        Arguments are those of ``Roster.weigh``.
+        """
+        return self.roster.weigh(present, rows).sum(0)
+
+    def read_reply(self, payload: Tensor) -> Tensor:
+        """Read a reply's bytes, without padding after them: (blocks, planes, 8) int64."""
+        row = payload.reshape(-1)[: self.shape.n_shards * self.shape.reply_bytes]
+        return row.view(torch.int64).view(-1, self.reply_planes, BLOCK_WORDS)
+
+    def list_replies(
+        self, payload: Tensor, present: Sequence[int], positions: Sequence[int]
+    ) -> list[ParameterReply]:
+        """List the replies on the bucket's parameters.
+
+        Args:
+            payload: As for ``read_reply``.
+            present: Number of votes for each parameter.
+            positions: The number of each parameter among the trainable ones.
+        """
+        packed = self.read_reply(payload)
+        return [
+            ParameterReply(positions[index], slot, packed, self.reply_format, present[index])
+            for index, slot in enumerate(self.bucket.slots)
+        ]
+
+    def commit(
+        self,
+        kernels: Kernels,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        payload: Tensor,
+        rounding: Coin | None,
+    ) -> None:
+        """Apply a reply's bytes, and move momenta and the rule's state.
+
+        Args:
+            kernels: The arithmetic where the parameters are.
+            segments: The bucket's parameters, in order.
+            present: Number of votes for each; where the rule does not need it, whether there are
+                any.
+            payload: As for ``read_reply``, on the parameters' device.
+            rounding: The coin of stochastic rounding; None to round to nearest.
+        """
+        reply = self.read_reply(payload)
+        kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
+        if not all(present):
+            # Momenta of a worker that is left out move too where nobody else has a vote.
+            kernels.update_momentum(segments, [not n_votes for n_votes in present])
+        self.note()
+
+    def apply(
+        self,
+        kernels: Kernels,
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        payload: Tensor,
+        rounding: Coin | None,
+    ) -> None:
+        """Apply a reply's bytes, as ``commit`` does, to parameters with momenta elsewhere."""
+        reply = self.read_reply(payload)
+        kernels.apply_reply(
+            segments, present, reply, reply_format=self.reply_format, rounding=rounding
+        )
+
+    def note(self) -> None:
+        """Make the drafted state current, because the step was committed."""
+
+    def tell(self, kept: Sequence[WorkerState]) -> Tensor:
+        """Return a worker's state for a counter that has not counted its earlier votes.
+
+        Returns:
+            (n_shards, told_shape.vote_bytes) uint8 on the CPU: for each shard the values of every
+            name in ``Rule.worker_state``, 0 where the bucket has no parameter.
+        """
+        bucket, names = self.bucket, self.rule.worker_state
+        shard_elements = bucket.shard_blocks * BLOCK_WORDS * WORD_ELEMENTS
+        values = torch.zeros(
+            len(names), bucket.n_shards * shard_elements, dtype=torch.float32, device="cpu"
+        )
+        for slot, state in zip(bucket.slots, kept, strict=True):
+            start = slot.bucket_word * WORD_ELEMENTS
+            for row, name in enumerate(names):
+                values[row, start : start + slot.n_elements] = state[name].view(-1)
+        shards = values.view(len(names), bucket.n_shards, shard_elements).transpose(0, 1)
+        return shards.reshape(bucket.n_shards, len(names) * shard_elements).view(torch.uint8)
+
+    @property
+    def told_shape(self) -> BucketShape:
+        """Sizes of the result of ``tell``, as if it were a vote."""
+        planes = FLOAT_PLANES * len(self.rule.worker_state)
+        return self.bucket.shape(
+            vote_planes=planes, reply_planes=1, has_counts=False, has_tally=False
+        )
+
+    def hear(self, told: Tensor) -> None:
+        """Begin to count anew, with all workers' state.
+
+        Args:
+            told: (voters, n_shards * told_bytes) uint8, for the shards that are counted here.
+        """
+
+    def _make_votes(self, device: torch.device) -> Tensor:
+        shape = self.bucket.n_blocks, self.vote_planes, BLOCK_WORDS
+        return torch.empty(shape, dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True)
+class BucketCount:
+    """A bucket as a pattern sees it: bytes of votes in, bytes of a reply out.
+
+    Attributes:
+        vote: The bucket.
+        kernels: The arithmetic where votes are.
+        coins: The coins of this step.
+    """
+
+    vote: BucketVote
+    kernels: Kernels
+    coins: Coins
+
+    @property
+    def parts(self) -> RuleTally | None:
+        """The count in parts; None for rules that have none."""
+        vote = self.vote
+        if vote.shape.tally_bytes is None:
+            return None
+        roster = vote.roster
+        return RuleTally(vote.rule, vote.bucket, self.coins, roster.n_votes, roster)
+
+    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Count the votes of each parameter; arguments as for ``BucketVote.count_present``."""
+        if not self.vote.is_weighted:
+            return present.sum(0)
+        return self.vote.count_present(present, rows)
+
+    def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
+        """Count votes; arguments as for ``BucketVote.count``."""
+        return self.vote.count(self.kernels, votes, present, first_shard, self.coins)
+
+
+def make_worker_state(rule: Rule, param: Tensor) -> dict[str, Tensor]:
+    """Return a worker's state of a parameter before its first vote: zeros."""
+    return {name: torch.zeros_like(param, dtype=torch.float32) for name in rule.worker_state}

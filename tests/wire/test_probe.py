@@ -1,0 +1,141 @@
+import functools
+import types
+
+import pytest
+import torch.distributed as dist
+
+from cluster import run_workers
+from distlion.wire import ByteCount, Gloo, LinkModel, probe_link
+from distlion.wire.probe import LinkProbe, probe_ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def probe(rank, world_size):
+    link = Gloo(dist.group.WORLD, timeout_s=30)
+    link.counted = ByteCount(1, 2, 3)
+    model = probe_link(link, step=0)
+    found = probe_ranks(link, step=0)
+    return model, found, link.counted
+
+
+@functools.cache
+def probes_of(world_size):
+    return run_workers(probe, world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_result_is_equal_on_all_ranks(world_size):
+    probes = probes_of(world_size)
+    assert all(each == probes[0] for each in probes)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_probe_is_not_counted(world_size):
+    assert all(counted == ByteCount(1, 2, 3) for _, _, counted in probes_of(world_size))
+
+
+def exchanged_bytes(rank, world_size):
+    link, sizes = Gloo(dist.group.WORLD, timeout_s=30.0), []
+
+    class Recorded(Gloo):
+        def all_to_all(self, out, chunks, *, step):
+            sizes.append(chunks[0].nbytes)
+            return super().all_to_all(out, chunks, step=step)
+
+    link.__class__ = Recorded
+    probe_link(link, step=0)
+    return sizes
+
+
+def test_workers_meet_before_every_exchange_that_is_timed():
+    sizes = run_workers(exchanged_bytes, 2)[0]
+    # 64 bytes for the latency, larger chunks for the rate; the rest gathers results.
+    timed = [place for place, n_bytes in enumerate(sizes) if n_bytes == 64 or n_bytes >= 1024]
+    assert len(timed) > 10
+    assert all(sizes[place - 1] == 1 for place in timed)
+
+
+def test_network_takes_time():
+    model, _, _ = probes_of(3)[0]
+    assert model.latency_s > 0
+    assert 0 < model.rate_bit_per_s < 1e15
+
+
+def test_each_rank_has_a_model():
+    for world_size in (1, 2, 3):
+        _, found, _ = probes_of(world_size)[0]
+        assert len(found.ranks) == world_size
+
+
+def test_slowest_rank_is_the_one_with_the_lowest_rate():
+    models = tuple(LinkModel(1e-4, rate) for rate in (1e9, 1e9, 2e8, 9e8))
+    found = LinkProbe(models[2], models)
+    assert found.slowest == 2
+    assert found.slowdown == pytest.approx(4.75)
+
+
+class SlowStart:
+    """A link of two whose TCP begins with a window of 14,600 bytes and doubles it in each round."""
+
+    n_members, rank, ranks = 2, 0, (0, 1)
+
+    def __init__(self, latency_ns, rate_bit_per_s):
+        self.latency_ns, self.rate_bit_per_s = latency_ns, rate_bit_per_s
+        self.window_bytes, self.now_ns = 14_600, 0
+        self.counted = ByteCount(0, 0, 0)
+        self.sizes, self.sizes_alone = [], []
+
+    def all_to_all(self, out, chunks, *, step):
+        self.sizes.append(chunks[0].nbytes)
+        return self.send(chunks[0].nbytes)
+
+    def all_to_all_parts(self, out, parts, sizes, *, step, what):
+        self.sizes_alone.append(sum(sizes))
+        return self.send(sum(sizes))
+
+    def send(self, left):
+        self.now_ns += self.latency_ns
+        while left > 0:
+            sent = min(left, self.window_bytes)
+            left -= sent
+            sending_ns = int(8e9 * sent / self.rate_bit_per_s)
+            if sending_ns < self.latency_ns and left:  # it waits for acknowledgements
+                self.window_bytes *= 2
+                sending_ns = self.latency_ns
+            self.now_ns += sending_ns
+        return types.SimpleNamespace(wait=lambda: None)
+
+    def all_gather(self, out, row, *, step):
+        out[:] = row
+        return types.SimpleNamespace(wait=lambda: None)
+
+
+@pytest.mark.parametrize("latency_ms", [0.1, 10, 100, 200])
+@pytest.mark.parametrize("rate_bit_per_s", [1e6, 1e7, 1e8, 1e9])
+def test_rate_is_that_after_slow_start(latency_ms, rate_bit_per_s, monkeypatch):
+    link = SlowStart(int(1e6 * latency_ms), rate_bit_per_s)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: link.now_ns)
+    found = probe_link(link, step=0)
+    assert found.latency_s == pytest.approx(1e-3 * latency_ms + 8 * 64 / rate_bit_per_s, rel=0.01)
+    most_s = 8 * 4 * 2**20 / rate_bit_per_s  # 4 MiB, the largest size
+    # Where they do not fill the link, half a round trip is the least that counts as transfer.
+    reached = 0.9 if most_s > found.latency_s else 2 * most_s / (most_s + found.latency_s)
+    assert 0.9 * reached < found.rate_bit_per_s / rate_bit_per_s < 1.1
+
+
+def test_a_slow_link_without_latency_is_measured_once(monkeypatch):
+    link = SlowStart(100_000, 1e6)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: link.now_ns)
+    probe_link(link, step=0)
+    assert [size for size in link.sizes if size > 64] == 4 * [192 * 1024]
+
+
+def test_large_exchanges_take_four_times_the_latency(monkeypatch):
+    link = SlowStart(10_000_000, 1e8)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: link.now_ns)
+    found = probe_ranks(link, step=0)
+    expected = 4 * 0.01 * 1e8 / 8
+    assert max(link.sizes) == pytest.approx(expected, rel=0.25)
+    assert max(link.sizes_alone) == pytest.approx(expected, rel=0.1)
+    assert [rank.rate_bit_per_s for rank in found.ranks] == pytest.approx([1e8, 1e8], rel=0.1)

@@ -1,0 +1,167 @@
+"""Gloo and memory carry the same bytes, count them alike, and go on among those who stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cluster import run_workers
+from distlion.errors import StepMismatchError, StepTimeoutError
+from distlion.votes import Roster
+from distlion.wire import ByteCount, Gloo, Transport
+from distlion.wire.groups import own_group
+from distlion.wire.memory import Memory, connect_in_memory
+from distlion.wire.transport import Transfer
+
+N_WORKERS, N_BYTES = 3, 70_000
+STAYS = Roster(ids=(0, 2), owners=(0, 2), weights=(1, 1), epoch=5)
+Seen: TypeAlias = list[tuple[str, ByteCount, Tensor]]
+
+
+def make_row(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+
+
+class Nothing:
+    """The transfer of a member that takes no part."""
+
+    def wait(self) -> None:
+        pass
+
+
+def use(transport: Transport) -> Iterator[tuple[str, Transfer, Tensor]]:
+    """Begin every collective; yield what it is called, its transfer, and what it overwrites."""
+    n, seed = transport.n_members, 10 * transport.ranks[transport.rank]
+    first = transport.rank == 0
+    out = transport.empty(n, N_BYTES)
+    yield "all-to-all", transport.all_to_all(out, make_row(seed, n, N_BYTES), step=1), out
+    for n_bytes in (1, N_BYTES):
+        out = transport.empty(n, n_bytes)
+        yield "all-gather", transport.all_gather(out, make_row(seed, n_bytes), step=1), out
+    out = transport.empty(n, 9)
+    rows = out if first else None
+    yield "gather", transport.gather(rows, make_row(seed, 9), step=1), out if first else out[:0]
+    row = transport.empty(9)
+    chunks = make_row(seed, n, 9) if first else None
+    yield "scatter", transport.scatter(row, chunks, step=1), row
+    for first_of_two in range(n - 1):  # the two give each other what differs in length
+        place, peer = transport.rank - first_of_two, 2 * first_of_two + 1 - transport.rank
+        if place in (0, 1):
+            transport.connect(peer)
+            row = transport.empty((5, 0)[place])
+            yield "swap", transport.swap(row, make_row(seed, (0, 5)[place]), peer=peer, step=1), row
+        else:
+            yield "no swap", Nothing(), transport.empty(0)
+    row = make_row(seed, 11)
+    yield "broadcast", transport.broadcast(row, step=1, source=n - 1), row
+    sizes = [2 * ((transport.rank + member) % n) for member in range(n)]
+    row = transport.empty(sum(sizes))
+    parts = make_row(seed, sum(sizes))
+    yield "parts", transport.all_to_all_parts(row, parts, sizes, step=1, what="parts"), row
+
+
+def finish(
+    transport: Transport, begun: tuple[str, Transfer, Tensor]
+) -> tuple[str, ByteCount, Tensor]:
+    name, transfer, out = begun
+    transfer.wait()
+    return name, transport.counted, out.clone()
+
+
+def use_gloo(rank: int, world_size: int) -> tuple[Seen, Seen]:
+    """Use a transport, and that of those who stay; the other one has none."""
+    transport = Gloo(dist.group.WORLD, timeout_s=30.0)  # type: ignore[arg-type]
+    seen = [finish(transport, begun) for begun in use(transport)]
+    if rank not in STAYS.ids:
+        return seen, []
+    smaller = transport.reconfigure(STAYS)
+    assert smaller.ranks == STAYS.ids
+    return seen, [finish(smaller, begun) for begun in use(smaller)]
+
+
+def go_on_twice(rank: int, world_size: int) -> list[int]:
+    """Leave a group of our own for a smaller one, and that for one without others."""
+    workers = own_group(dist.group.WORLD, name="workers", timeout_s=30.0)  # type: ignore[arg-type]
+    if rank not in STAYS.ids:
+        return []
+    smaller = Gloo(workers, timeout_s=30.0).reconfigure(STAYS)
+    out = smaller.empty(smaller.n_members, 1)
+    smaller.all_gather(out, torch.full((1,), rank, dtype=torch.uint8), step=1).wait()
+    if rank == 2:
+        return [*out.flatten().tolist(), -1]
+    alone = smaller.reconfigure(Roster(ids=(0,), owners=(0,), weights=(1,), epoch=6))
+    return [*out.flatten().tolist(), alone.n_members]
+
+
+@pytest.mark.distributed
+def test_groups_of_our_own_go_on_without_those_who_left() -> None:
+    assert run_workers(go_on_twice, N_WORKERS) == [[0, 2, 1], [], [0, 2, -1]]
+
+
+def use_memory(ends: list[Memory]) -> list[Seen]:
+    seen: list[Seen] = [[] for _ in ends]
+    for begun in zip(*map(use, ends), strict=True):  # all begin before one of them waits
+        for place, end in enumerate(ends):
+            seen[place].append(finish(end, begun[place]))
+    return seen
+
+
+@pytest.mark.distributed
+def test_both_carry_the_same_bytes_and_count_them_alike() -> None:
+    by_gloo = run_workers(use_gloo, N_WORKERS)
+    ends = connect_in_memory(N_WORKERS)
+    in_memory = use_memory(ends)
+    smaller = iter(use_memory([ends[rank].reconfigure(STAYS) for rank in STAYS.ids]))
+    for rank, (all_seen, later_seen) in enumerate(by_gloo):
+        expected = next(smaller) if rank in STAYS.ids else []
+        for found, wanted in ((all_seen, in_memory[rank]), (later_seen, expected)):
+            assert [name for name, *_ in found] == [name for name, *_ in wanted]
+            for (name, count, out), (_, other_count, other_out) in zip(found, wanted, strict=True):
+                assert torch.equal(out, other_out), name
+                assert count == other_count, name
+        assert len(later_seen) == (8 if rank in STAYS.ids else 0)
+
+
+def test_in_memory_who_has_not_begun_is_named() -> None:
+    first, _, third = connect_in_memory(3)
+    out, row = torch.zeros(3, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    third.all_gather(out, row, step=8)
+    with pytest.raises(
+        StepTimeoutError, match=r"all-to-all has not begun everywhere: rank 1"
+    ) as told:
+        first.all_gather(out, row, step=8).wait()
+    assert told.value.culprits == (1,)
+
+
+def test_in_memory_who_is_missing_is_known_of_each_collective() -> None:
+    first, second = connect_in_memory(2)
+    out, row = torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    early, late = (first.all_gather(out, row, step=8) for _ in range(2))
+    second.all_gather(out, row, step=8).wait()
+    early.wait()
+    with pytest.raises(StepTimeoutError, match="rank 1") as told:
+        late.wait()
+    assert told.value.culprits == (1,)
+
+
+def test_in_memory_nothing_is_kept_of_what_is_over() -> None:
+    first, second = connect_in_memory(2)
+    out, row = torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    transfers = [end.all_gather(out, row, step=8) for end in (first, second)]
+    for transfer in transfers:
+        transfer.wait()
+    assert not first._board.posts
+
+
+def test_in_memory_another_collective_is_out_of_order() -> None:
+    first, second = connect_in_memory(2)
+    out, row = torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    second.gather(None, row, step=8)
+    with pytest.raises(StepMismatchError, match="members are at all-to-all and gather"):
+        first.all_gather(out, row, step=8).wait()
