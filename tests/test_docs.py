@@ -264,6 +264,15 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
     assert find_broken_links(document, document.read_text()) == []
 
 
+def test_included_files_are_there() -> None:
+    included = [
+        block for block in read_blocks(DOCUMENTS) if block.info[:1] == ("{literalinclude}",)
+    ]
+    assert included
+    for block in included:
+        assert (block.document.parent / block.info[1]).is_file(), block.place
+
+
 @pytest.mark.parametrize("block", python_blocks(), ids=by_place)
 def test_python_block_compiles_and_its_names_exist(block: Block) -> None:
     tree = ast.parse(block.code, filename=block.place)
