@@ -264,6 +264,15 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
     assert find_broken_links(document, document.read_text()) == []
 
 
+def test_index_of_studies_links_every_page() -> None:
+    index = ROOT / "studies" / "README.md"
+    linked = {
+        (index.parent / link.partition("#")[0]).resolve() for link in find_links(index.read_text())
+    }
+    pages = {*ROOT.glob("studies/*.md"), *ROOT.glob("benchmarks/results/*.md")}
+    assert pages - linked == {index}
+
+
 def test_included_files_are_there() -> None:
     included = [
         block for block in read_blocks(DOCUMENTS) if block.info[:1] == ("{literalinclude}",)
