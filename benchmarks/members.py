@@ -3,7 +3,7 @@
     python benchmarks/members.py run --books FOLDER    # does what is open; several may run at once
     python benchmarks/members.py report                # writes benchmarks/results/members.md
 
-docs/explanation/changing-members.md says what is asked, what is fixed, and how it is decided.
+studies/changing-members.md says what is asked, what is fixed, and how it is decided.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def describe(records: dict[Cell, dict[str, Any]]) -> str:
     lines = [
         "# Workers that change, and workers that stay",
         "",
-        f"8 workers, {STEPS:,} steps, {len(SEEDS)} seeds; the protocol is in the documentation, "
-        "`explanation/changing-members`.",
+        f"8 workers, {STEPS:,} steps, {len(SEEDS)} seeds, by the "
+        "[protocol](../../studies/changing-members.md).",
         "Test loss in nats a byte, mean over seeds.",
         "",
         "| rule | 8 that stay | zeros | donor | mean |",

@@ -18,11 +18,12 @@ copyright = "The distlion developers"  # noqa: A001
 version = release = distlion.__version__
 
 # The source folder is the repository's root, so that one relative link serves readers of the
-# repository and of the site, also into the results of benchmarks and to examples.
+# repository and of the site, also into studies, the results of benchmarks and to examples.
 root_doc = "docs/index"
 include_patterns = [
     "docs/**",
     "benchmarks/results/**.md",
+    "studies/**.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 ]

@@ -28,7 +28,8 @@ DESCRIPTION_CHARACTERS = 160
 PLANNER = "planner.html"
 BACK = '<nav style="margin-bottom: 1rem"><a href="index.html">Documentation of distlion</a></nav>'
 LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
-REPORTS = "benchmarks/results/"
+# Pages that others link to, but that neither the navigation nor the search lists.
+RECORDS = ("benchmarks/results/", "studies/")
 # What the planner's page opens with.
 PLANNED = ("--params", "350e6", "--nodes", "8", "--link", "1gbit", "--compute-s", "0.5")
 
@@ -146,15 +147,15 @@ PARTS = {
 def read_source(app: Any, docname: str, source: list[str]) -> None:
     """Put into a page what is generated for it, and over one without a title its name.
 
-    Search leaves out the reports of benchmarks, which have every word many times.
+    Navigation and search leave out studies and the results of benchmarks.
     """
     del app
     source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), source[0])
     if not re.search(r"^# ", source[0], re.MULTILINE):
         title = docname.rsplit("/", 1)[-1].replace("_", " ").capitalize()
         source[0] = f"# {title}\n\n{source[0]}"
-    if docname.startswith(REPORTS):
-        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
+    if docname.startswith(RECORDS):
+        source[0] = f"---\nnosearch: true\norphan: true\n---\n{source[0]}"
 
 
 def describe_page(

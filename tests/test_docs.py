@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is true: names, links, code blocks and commands are checked.
+"""What documents say is true: names, links, code blocks and commands are checked.
 
 Fenced blocks that are checked:
 
@@ -27,8 +27,9 @@ from forked_programs import Programs
 from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-USER_DOCUMENTS = [path for path in DOCUMENTS if path.parent != ROOT or path.name == "README.md"]
+USER_DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+RECORDS = [*ROOT.glob("studies/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *USER_DOCUMENTS, *RECORDS})
 SHELLS = ("bash", "sh", "shell", "console")
 PROGRAMS = ("distlion", "make", "pip", "python", "torchrun")
 HELP_OPTIONS = {"--help", "-h"}
@@ -255,7 +256,7 @@ def by_place(value: object) -> str | None:
 
 def test_documents_are_there() -> None:
     names = {str(document.relative_to(ROOT)) for document in DOCUMENTS}
-    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/index.md"} <= names
+    assert {"README.md", "CHANGELOG.md", "docs/index.md", "studies/README.md"} <= names
 
 
 @pytest.mark.parametrize("name", distlion.__all__)
@@ -267,6 +268,24 @@ def test_public_name_is_documented(name: str) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_place)
 def test_relative_links_lead_somewhere(document: Path) -> None:
     assert find_broken_links(document, document.read_text()) == []
+
+
+def test_index_of_studies_links_every_page() -> None:
+    index = ROOT / "studies" / "README.md"
+    linked = {
+        (index.parent / link.partition("#")[0]).resolve() for link in find_links(index.read_text())
+    }
+    pages = {*ROOT.glob("studies/*.md"), *ROOT.glob("benchmarks/results/*.md")}
+    assert pages - linked == {index}
+
+
+def test_included_files_are_there() -> None:
+    included = [
+        block for block in read_blocks(DOCUMENTS) if block.info[:1] == ("{literalinclude}",)
+    ]
+    assert included
+    for block in included:
+        assert (block.document.parent / block.info[1]).is_file(), block.place
 
 
 @pytest.mark.parametrize("block", python_blocks(), ids=by_place)

@@ -56,6 +56,16 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages - listed == set()
 
 
+def test_studies_and_results_are_outside_of_navigation_and_search() -> None:
+    for name in ("studies/protocol", "benchmarks/results/study"):
+        source = ["# Title\n"]
+        load("generated").read_source(None, name, source)
+        assert source == ["---\nnosearch: true\norphan: true\n---\n# Title\n"]
+    source = ["# Title\n"]
+    load("generated").read_source(None, "docs/faq", source)
+    assert source == ["# Title\n"]
+
+
 @pytest.mark.parametrize("name", distlion.__all__)
 def test_public_name_is_in_the_reference(name: str) -> None:
     assert f"distlion.{name}" in list_described()

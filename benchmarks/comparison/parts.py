@@ -11,7 +11,7 @@ from distlion_lab.training import CompareSettings, PartitionName, TaskName, make
 
 _HERE = Path(__file__).resolve().parent
 
-# For all methods of a task alike. How lr_scale was found: docs/explanation/lab-notebook.md.
+# For all methods of a task alike. How lr_scale was found: studies/lab-notebook.md.
 _REAL: Mapping[TaskName, Mapping[str, Any]] = {
     TaskName.IMAGES: {
         "model_config": _HERE / "vit.json",

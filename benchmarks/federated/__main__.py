@@ -1,4 +1,4 @@
-"""Compare votes of clients with FedAvg, by the protocol in docs/explanation.
+"""Compare votes of clients with FedAvg, by the protocol in studies/.
 
     python benchmarks/federated                   # what a client costs; needs no data
     python benchmarks/federated run --images cifar-10-batches-py

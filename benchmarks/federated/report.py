@@ -78,8 +78,8 @@ def describe(read: Read) -> str:
         "# Votes of clients and FedAvg",
         "",
         f"CIFAR-10, {CLIENTS} clients, {ROUNDS} rounds, {len(SEEDS)} seeds; test accuracy in %, "
-        "mean ± standard deviation. The protocol is in the documentation, "
-        "`explanation/federated-protocol`. The test set has 5,000 images. The local rate lies at "
+        "mean ± standard deviation. By the [protocol](../../studies/federated-protocol.md). "
+        "The test set has 5,000 images. The local rate lies at "
         "the edge of its grid, and tuning's records hold a test accuracy that chose nothing.",
         "",
         "| method | bytes up | "

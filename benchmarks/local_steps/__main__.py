@@ -1,4 +1,4 @@
-"""Compare votes every H steps with others in equal time, by the protocol in docs/explanation.
+"""Compare votes every H steps with others in equal time, by the protocol in studies/.
 
     python benchmarks/local_steps                   # tables and pictures, from the records
     python benchmarks/local_steps run --images cifar-10-batches-py --books FOLDER [--parts NAME ...]

@@ -60,7 +60,7 @@ def _lay_out(records: Records) -> Iterator[Block]:
     yield Paragraph(
         "Computed from `benchmarks/results/local_steps/` by `python benchmarks/local_steps "
         "inners`, by the addition of 2026-11-28 to the "
-        "[protocol](../../docs/explanation/local-steps-protocol.md). Text, 1.07 million "
+        "[protocol](../../studies/local-steps-protocol.md). Text, 1.07 million "
         "parameters, 8 workers, three seeds. `-over-muon`: "
         f"{TITLES[MUON]}. `-over-grouped-lion`: {TITLES[GROUPED_LION]}. Others: AdamW."
     )

@@ -68,7 +68,7 @@ def _lay_out(records: Records) -> Iterator[Block]:
     yield Heading("Votes every H steps, in equal time", level=1)
     yield Paragraph(
         "Computed from `benchmarks/results/local_steps/` by `python benchmarks/local_steps`, by "
-        "the [protocol](../../docs/explanation/local-steps-protocol.md) that was fixed before the "
+        "the [protocol](../../studies/local-steps-protocol.md) that was fixed before the "
         "runs. Seconds are steps of trained curves times measured seconds of computing and of "
         "exchanges on 8 hosts; nothing overlaps unless a table says so. Each seed's target is the "
         "test loss of DDP with the same seed."

@@ -4,7 +4,7 @@
     python benchmarks/periods run --books FOLDER
     python benchmarks/periods time --books FOLDER
 
-By the protocol in docs/explanation. ``run`` tunes and trains with virtual workers; it goes on
+By the protocol in studies/. ``run`` tunes and trains with virtual workers; it goes on
 where it was stopped, and any number of processes share the work. ``time`` measures steps and
 exchanges in the network lab, and needs Linux and root rights.
 """

@@ -332,7 +332,7 @@ def write_report(records: Records, results: Path) -> str:
         "# Votes every H steps",
         "",
         "Made by `python benchmarks/periods` from the records in `periods/`; the protocol is in",
-        "[protocol.md](../../docs/explanation/protocol.md#votes-every-h-steps). Lower is better.",
+        "[protocol.md](../../studies/protocol.md#votes-every-h-steps). Lower is better.",
         "Differences are in nats a byte, with the one-sided 95 % bounds of the study. Seconds are",
         "computed from measured steps and trained curves: mean and range of three seeds, and how",
         "many times as long DDP fp32 takes. Eight hosts share two cores, so that local steps take",

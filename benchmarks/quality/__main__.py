@@ -1,4 +1,4 @@
-"""Compare cautious votes and their rivals with AdamW, by the protocol in docs/explanation.
+"""Compare cautious votes and their rivals with AdamW, by the protocol in studies/.
 
     python benchmarks/quality                   # tables and picture, from the records
     python benchmarks/quality run --images cifar-10-batches-py --books FOLDER [--parts NAME ...]

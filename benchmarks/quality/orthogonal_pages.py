@@ -65,7 +65,7 @@ def _lay_out(find: Find) -> Iterator[Block]:
     yield Heading("Do votes on orthogonalized directions lead AdamW?", level=1)
     yield Paragraph(
         "Computed from `benchmarks/results/runs/` by `python benchmarks/quality`, by the "
-        "[protocol](../../docs/explanation/orthogonal-protocol.md) that was fixed before the runs. "
+        "[protocol](../../studies/orthogonal-protocol.md) that was fixed before the runs. "
         "Lower is better: nats a byte for text, points of test error for images."
     )
     yield Heading("What it decides for the recipe")

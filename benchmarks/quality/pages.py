@@ -49,7 +49,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     yield Heading("Is a vote as good as AdamW?", level=1)
     yield Paragraph(
         "Computed from `benchmarks/results/runs/` by `python benchmarks/quality`, by the "
-        "[protocol](../../docs/explanation/quality-protocol.md) that was fixed before the runs. "
+        "[protocol](../../studies/quality-protocol.md) that was fixed before the runs. "
         "Lower is better: points of test error for images, nats a byte for text."
     )
     yield Heading("What it decides for the defaults")
@@ -59,7 +59,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     )
     yield Paragraph(
         "Six of the first question's 12 cells were known when its rule was written, from the "
-        "[first study](../../docs/explanation/protocol.md): `text-small-1k` with 4 and 8 workers, "
+        "[first study](../../studies/protocol.md): `text-small-1k` with 4 and 8 workers, "
         "`images-3` with 4, 8 and 32, and `images-10`. Of those, seeds 4 and 5 are new."
     )
     yield Heading("What has been run")

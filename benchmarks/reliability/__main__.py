@@ -1,4 +1,4 @@
-"""Compare votes weighed by agreement with a majority, by the protocol in docs/explanation.
+"""Compare votes weighed by agreement with a majority, by the protocol in studies/.
 
     python benchmarks/reliability                 # the page, from the records
     python benchmarks/reliability run --images cifar-10-batches-py

@@ -20,8 +20,8 @@ CONDITIONS = tuple((alpha, flippers) for alpha in RATES for flippers in FLIPPERS
 HEAD = """# Votes weighed by agreement
 
 Test accuracy in %, mean ± standard deviation of three seeds; agreement, a mean over a run, with the
-majority of the others; workers that the warning's first form named. The protocol is in the
-documentation, `explanation/reliability-protocol`.
+majority of the others; workers that the warning's first form named. By the
+[protocol](../../studies/reliability-protocol.md).
 """
 Find = Callable[[str], dict[str, Any] | None]
 Condition = tuple[float | None, int]

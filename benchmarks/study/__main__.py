@@ -1,4 +1,4 @@
-"""Train all methods to real accuracy, by the protocol in docs/explanation, and report.
+"""Train all methods to real accuracy, by the protocol in studies/, and report.
 
     python benchmarks/study                     # every table and figure, from the records
     python benchmarks/study run --images cifar-10-batches-py --books FOLDER [--parts NAME ...]

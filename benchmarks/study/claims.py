@@ -71,7 +71,7 @@ CLAIMS = (
     Claim(
         _LION,
         "votes lead GradDrop at no more traffic",
-        elsewhere="[the start of training](../../docs/explanation/start-of-training.md)",
+        elsewhere="[the start of training](../../studies/start-of-training.md)",
     ),
     Claim(_LION, "the same on ImageNet, OpenWebText (350M, 760M) and few-shot fine-tuning (7B)"),
     Claim(
@@ -163,7 +163,7 @@ CLAIMS = (
     Claim(
         _CUB,
         "averaging the momenta of some layers is enough",
-        elsewhere="[the start of training](../../docs/explanation/start-of-training.md)",
+        elsewhere="[the start of training](../../studies/start-of-training.md)",
     ),
     Claim(
         _CUB,
@@ -313,7 +313,7 @@ SHOWN = (
         _CUB,
         "averaging momenta, of which layers and how often",
         ("skew",),
-        "all layers every 10 steps; others in docs/explanation/start-of-training.md",
+        "all layers every 10 steps; others in studies/start-of-training.md",
     ),
 )
 

@@ -87,7 +87,7 @@ def _introduce(records: Records) -> str:
         f"{len(found)} runs took {hours:.1f} core-hours on {'; '.join(places) or 'nothing yet'}. "
         f"In {dirty} of them sources were not committed. `python benchmarks/study` computes this "
         "page from `benchmarks/results/runs/`, by the rules of the "
-        "[protocol](../../docs/explanation/protocol.md). `not yet run` marks a comparison with "
+        "[protocol](../../studies/protocol.md). `not yet run` marks a comparison with "
         "too few seeds for the protocol."
     )
 

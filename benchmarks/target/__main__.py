@@ -5,7 +5,7 @@
     python benchmarks/target time --images cifar-10-batches-py --books FOLDER
     python benchmarks/target whole --images cifar-10-batches-py --methods majority --link 100mbit
 
-By the protocol in docs/explanation. ``run`` tunes and trains with virtual workers; it goes on
+By the protocol in studies/. ``run`` tunes and trains with virtual workers; it goes on
 where it was stopped, and any number of processes share the work. ``time`` measures steps in the
 network lab, ``whole`` trains there from first step to last: both need Linux and root rights.
 """

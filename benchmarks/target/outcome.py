@@ -292,7 +292,7 @@ def _write_markdown(tables: list[Table], missing: list[str]) -> str:
         "# Time to a target",
         "",
         "Made by `python benchmarks/target` from the records in `target/`; the protocol is in",
-        "[protocol.md](../../docs/explanation/protocol.md#time-to-a-target). Seconds are computed",
+        "[protocol.md](../../studies/protocol.md#time-to-a-target). Seconds are computed",
         "from the measured step time and the trained curve: mean and range of three seeds, and how",
         "many times as long DDP fp32 takes. Four hosts share two cores, so that computing takes",
         "longer than on four machines and so does the work on packets, most of it DDP's: ratios on",

@@ -97,7 +97,7 @@ def test_intervals_of_the_findings_are_those_of_the_report() -> None:
     shown = set()
     for low, high in re.findall(rf"\| ({NUMBER}) to ({NUMBER}) \|", report):
         shown |= {(float(low), float(high)), (-float(high), -float(low))}
-    page = (ROOT / "docs/explanation/findings-in-numbers.md").read_text("utf-8")
+    page = (ROOT / "studies/findings-in-numbers.md").read_text("utf-8")
     section = page.split("## Votes every H steps, in equal time")[1].split("\n## ")[0]
     told = re.findall(rf"\((?:interval\s+)?({NUMBER})\s+to\s+({NUMBER})\)", section)
     assert len(told) == 9

@@ -19,7 +19,7 @@ from local_study import Archive, best_at, imported_study, with_all
 pytest.importorskip("matplotlib")
 pytest.importorskip("pyroute2")
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs/explanation/local-steps-protocol.md"
+PROTOCOL = Path(__file__).resolve().parents[2] / "studies/local-steps-protocol.md"
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 PARTS = ("inner-tuning", "inner-8", "inner-32", "inner-8-long", "inner-32-long")
 NEW = (

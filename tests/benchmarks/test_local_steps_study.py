@@ -17,7 +17,7 @@ from local_study import Archive, best_at, imported_study, with_all
 pytest.importorskip("matplotlib")
 pytest.importorskip("pyroute2")
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs/explanation/local-steps-protocol.md"
+PROTOCOL = Path(__file__).resolve().parents[2] / "studies/local-steps-protocol.md"
 
 
 @pytest.fixture(scope="module")

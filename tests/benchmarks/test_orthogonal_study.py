@@ -25,7 +25,7 @@ MODULES = (
     *("settings", "design", "differences", "answers", "pictures", "pages", "reaching"),
     *("orthogonal_design", "orthogonal_answers", "orthogonal_pages"),
 )
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "orthogonal-protocol.md"
+PROTOCOL = Path(__file__).resolve().parents[2] / "studies" / "orthogonal-protocol.md"
 VOTES = "majority-orthogonal"
 MEDIUM = {"width": 168, "layers": 3, "heads": 4, "context": 64}
 

@@ -27,7 +27,7 @@ MODULES = (
     *("runs", "archive", "work", "cells", "plan", "evidence", "images", "text", "sources"),
     *("settings", "design", "differences", "answers", "pictures", "pages", "reaching"),
 )
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "quality-protocol.md"
+PROTOCOL = Path(__file__).resolve().parents[2] / "studies" / "quality-protocol.md"
 # Float32 sums in another order.
 TOLERANCE = 1e-6
 

@@ -103,7 +103,7 @@ def listen_as_store(rank: int, world_size: int) -> set[str]:
 
 
 def test_store_of_torch_listens_everywhere_whatever_its_address():
-    # docs/explanation/security.md says so; where torch changes it, the page must.
+    # docs/explanation/guarantees.md says so; where torch changes it, the page must.
     (addresses,) = run_workers(listen_as_store, 1, process_group=False)
     assert addresses
     assert addresses <= {"00000000", "0" * 32}

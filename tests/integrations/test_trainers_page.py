@@ -25,7 +25,7 @@ EXAMPLES = {
     ("trainers/lightning", "Fabric"): "05_fabric.py",
     ("trainers/torchtitan", "torchtitan"): "06_torchtitan.py",
     ("trainers/ray", "Ray Train"): "07_ray.py",
-    ("sharding", "FSDP2"): "08_fsdp2.py",
+    ("several-gpus", "FSDP2"): "08_fsdp2.py",
 }
 ALIKE = {"03_accelerate.py": 1, "04_lightning.py": 1, "05_fabric.py": 1, "08_fsdp2.py": 2}
 """Examples that take the same options and say the same, and ranks of each of two workers."""

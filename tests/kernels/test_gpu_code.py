@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ MOST_INSTRUCTIONS = 26
 MOST_SPILLED_BYTES = 216
 # Two sign planes with coins. Not yet timed on a device.
 MOST_SPILLED_BYTES_OF_PAIRS = 376
-# Parameters and momenta that are both rounded by integers: see docs/reference/gpu.md.
+# Parameters and momenta that are both rounded by integers: see docs/explanation/native-kernels.md.
 ROUNDED_TWICE = {"bfloat16, momentum bfloat16": 33}
 
 
@@ -116,13 +115,3 @@ def test_a_fused_product_is_noticed(program: ModuleType) -> None:
     variant = next(one for one in VARIANTS if one.name == QUICK[0])
     compiled = variant.compile(90, is_exact=False)
     assert any(program.re.search(pattern, compiled.asm["ptx"]) for pattern in program.INEXACT)
-
-
-def test_the_table_of_the_docs_is_that_of_the_records() -> None:
-    def list_rows(text: str) -> list[str]:
-        return [line for line in text.splitlines() if re.match(r"\| .*\d \|$", line)]
-
-    shown = list_rows((BENCHMARKS.parent / "docs/reference/gpu.md").read_text())
-    recorded = list_rows((BENCHMARKS / "results/gpu_instructions.md").read_text())
-    assert len(shown) > 10
-    assert set(shown) <= set(recorded)

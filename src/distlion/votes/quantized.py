@@ -39,7 +39,7 @@ class QuantizedVote(Aggregation):
         norm: Scale of a vote, "l1" or "linf". Directions have long tails, so the maximum rounds
             nearly all elements to the lowest level; the mean keeps the information.
         step: Width of a level in units of s, > 0; None takes ``DEFAULT_STEPS``, see
-            docs/explanation/more-bits.md.
+            docs/explanation/algorithm.md.
 
     Raises:
         InvalidArgumentError: A value is out of range.

@@ -14,7 +14,7 @@ _MARK = (
     '200 ms took 1.3 and 1.4 times as long as forecast. The documentation, "Train across sites", '
     "has more. * marks the recommended choice."
 )
-"""The measured times are those of docs/explanation/lab-notebook.md, *latency between hosts*."""
+"""The measured times are those of studies/lab-notebook.md, *latency between hosts*."""
 
 
 def print_local(console: Console, scenario: Scenario, *, with_sites: bool) -> None:

@@ -12,7 +12,7 @@ from distlion.optim import Lion
 from distlion_lab.baselines import MOMENTUM, MuonWithAdamW
 from distlion_lab.training.workers import LION_BETAS, MethodRun
 
-# Small sweeps of one seed, in docs/explanation/lab-notebook.md.
+# Small sweeps of one seed, in studies/lab-notebook.md.
 LION_LR = 5e-4
 LION_WEIGHT_DECAY = 0.1
 ADAMW_BETAS = (0.9, 0.999)
