@@ -23,7 +23,7 @@ def list_documented_members() -> Iterator[tuple[str, str]]:
         for match in LISTED_CLASS.finditer(document.read_text()):
             module = match["module"] or module
             if match["name"]:
-                is_whole = match["name"].startswith("distlion.")
+                is_whole = "." in match["name"]
                 owner = match["name"] if is_whole else f"{module}.{match['name']}"
                 yield from ((owner, member) for member in match["members"].split(", "))
 

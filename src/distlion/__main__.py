@@ -39,7 +39,7 @@ class Known:
 
 
 KNOWN = {
-    "train": Known("Train a network with local workers that vote, or as one of torchrun's."),
+    "train": Known("Train with local workers that vote, or under torchrun."),
     "compare": Known("Train by several methods and report how they compare."),
     "plan": Known("Forecast the time of a step for a network, links and machines."),
     "doctor": Known("Measure these machines and their links, and advise."),
@@ -78,7 +78,7 @@ def write_help() -> str:
     lines = [
         "Usage: distlion COMMAND [ARGS]...",
         "",
-        "Train with workers that vote: one bit per parameter and step instead of full gradients.",
+        "Train with workers that vote: one bit per parameter and step.",
         "",
         "Commands; 'distlion COMMAND --help' describes one:",
     ]

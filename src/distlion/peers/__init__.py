@@ -1,1 +1,1 @@
-"""Who trains together: process groups, joining, replicas, weights."""
+"""Workers that train together: process groups, joining, replicas, weights."""
