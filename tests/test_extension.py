@@ -18,7 +18,7 @@ import toys
 from cluster import run_workers
 from distlion.votes import Aggregation
 from distlion.wire import Exchange, LinkModel
-from distlion.wire.choice import choose_exchange
+from distlion.wire.cost import choose_exchange
 from distlion_lab.cli.netlab import netlab_app
 from distlion_lab.netlab.method_names import parse_vote
 from distlion_lab.planning import Scenario, compare_methods

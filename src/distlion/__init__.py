@@ -7,12 +7,11 @@ from distlion.crew import Crew, CrewSampler
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
-from distlion.optim.lion_cub import lion_cub
-from distlion.optim.papers import paper_settings
+from distlion.optim.papers import lion_cub, paper_settings
 from distlion.optim.param_groups import describe_groups, group_params
 from distlion.step.buffers import average_buffers
 from distlion.step.clipping import ClipNorm
-from distlion.step.momentum_sync import MomentumSync
+from distlion.step.momentum import MomentumSync
 from distlion.step.nodes import Nodes
 from distlion.virtual import VirtualCluster, VirtualLocalSteps
 from distlion.votes.average import Average

@@ -17,7 +17,7 @@ from distlion.crew import admission, epoch, lifeline, lookout
 from distlion.crew.admission import Ask, ask, list_asks
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
-from distlion.crew.signed_store import SignedStore
+from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 
 SETTINGS = 17

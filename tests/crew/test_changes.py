@@ -14,7 +14,7 @@ from crews import host_store
 from distlion.crew.changes import Changes
 from distlion.crew.epoch import Epoch
 from distlion.crew.member import Member
-from distlion.crew.signed_store import SignedStore
+from distlion.crew.store import SignedStore
 from distlion.errors import CrewError, PeerLostError, StepTimeoutError
 
 STORE = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]

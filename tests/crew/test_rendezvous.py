@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from crews import await_true, host_store
-from distlion.crew import handover
+from distlion.crew import carried as handover
 from distlion.crew.rendezvous import (
     FormingError,
     OthersTrainError,
@@ -18,7 +18,7 @@ from distlion.crew.rendezvous import (
     TooFewError,
     _find_keep_alive,
 )
-from distlion.crew.signed_store import SignedStore
+from distlion.crew.store import SignedStore
 
 
 def make_rendezvous(port: int) -> Rendezvous:

@@ -199,7 +199,7 @@ MUTATIONS = (
     ),
     Mutation(
         "diagnostics read local rank 0",
-        "step/node_route.py",
+        "step/nodes.py",
         "self._read_part(reply, self.link.rank)",
         "self._read_part(reply, 0)",
         ("distributed/test_node_parts.py",),
@@ -264,7 +264,7 @@ MUTATIONS = (
     ),
     Mutation(
         "momenta of absent parameters move",
-        "step/node_route.py",
+        "step/nodes.py",
         "means.append(mean.to(param.device) if voters else None)",
         "means.append(mean.to(param.device))",
         ("distributed/test_nodes.py",),
@@ -292,7 +292,7 @@ MUTATIONS = (
     ),
     Mutation(
         "pieces of a parameter that is not contiguous are not written back",
-        "step/node_route.py",
+        "step/nodes.py",
         "param.write_back(moved[index].param)",
         "pass",
         ("distributed/test_node_parts.py",),

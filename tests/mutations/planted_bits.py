@@ -23,7 +23,7 @@ BITS = (
     ),
     Mutation(
         "bits: momenta are rounded to the mean of what was sent",
-        "step/momentum_exchange.py",
+        "step/momentum.py",
         "mean = row + (mean - self.decode(self.encode(row)))",
         "mean = mean + 0 * row",
         RECORDED,

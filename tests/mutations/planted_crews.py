@@ -245,7 +245,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: a large state is handed over at once",
-        "crew/handover.py",
+        "crew/carried.py",
         "_PIECE = 4 << 20",
         "_PIECE = 64 << 20",
         ("crew/test_rendezvous.py",),
@@ -323,7 +323,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: any secret will do",
-        "crew/signed_store.py",
+        "crew/store.py",
         "if not hmac.compare_digest(tag.encode(), self.sign(name, text).encode()):",
         "if False:",
         ADMISSION,

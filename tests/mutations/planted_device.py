@@ -92,7 +92,7 @@ DEVICE = (
     ),
     Mutation(
         "device: the mean of a node's gradients stays on the host",
-        "step/node_route.py",
+        "step/nodes.py",
         "mean.to(param.device) if voters",
         "mean if voters",
         RANKS,

@@ -66,7 +66,7 @@ DOUBLED = (
     ),
     Mutation(
         "auto chooses a pattern that cannot carry the votes",
-        "wire/choice.py",
+        "wire/cost.py",
         "[each for each in PATTERNS.values() if each.carries(shape, weighted=weighted)]",
         "list(PATTERNS.values())",
         ("wire/test_choice.py",),

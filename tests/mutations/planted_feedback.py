@@ -52,7 +52,7 @@ FEEDBACK = (
     ),
     Mutation(
         "ranks of a node do not commit what they have said",
-        "step/node_route.py",
+        "step/nodes.py",
         "apply = part.vote.commit if is_own else part.vote.apply",
         "part.vote.note = lambda: None; apply = part.vote.commit if is_own else part.vote.apply",
         ESTIMATES,

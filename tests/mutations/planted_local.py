@@ -22,14 +22,14 @@ FILES = ("checkpoint/test_local_steps_saved.py",)
 LOCAL_STEPS = (
     Mutation(
         "a scale is that of the whole vote, in every shard",
-        "votes/scaling.py",
+        "votes/scaled.py",
         "scales[shard][index]",
         "scales[0][index]",
         RULES,
     ),
     Mutation(
         "a scale is a mean over all shards of a parameter",
-        "votes/scaling.py",
+        "votes/scaled.py",
         "sizes, slot.n_elements * max",
         "sizes, self.bucket.slots[index].n_elements * max",
         RULES,
@@ -106,7 +106,7 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a rank hears of votes on its own pieces alone",
-        "step/node_route.py",
+        "step/nodes.py",
         "for number, part in enumerate(self.parts)\n            for position",
         "for number, part in [(self.link.rank, self.part)]\n            for position",
         LEFT_OUT,

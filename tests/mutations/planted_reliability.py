@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from planted import Mutation
 
-WATCH, WEIGHED = "step/reliability.py", "lab/training/weighed_votes.py"
+WATCH, WEIGHED = "step/agreement.py", "lab/training/weighed_votes.py"
 LOOKS = ("step/test_reliability.py",)
 LAB = ("lab/training/test_weighed_votes.py",)
-EXCLUSION = "step/exclusion.py"
+EXCLUSION = "step/agreement.py"
 OUT = ("step/test_exclusion.py", "step/test_exclusion_states.py")
 REAL = ("distributed/test_excluded_workers.py",)
 

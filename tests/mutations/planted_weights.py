@@ -27,7 +27,7 @@ WEIGHTS = (
     ),
     Mutation(
         "weights: auto chooses doubling beside them",
-        "wire/choice.py",
+        "wire/cost.py",
         "each.carries(shape, weighted=weighted)",
         "each.carries(shape)",
         ("wire/test_choice.py",),
@@ -57,7 +57,7 @@ WEIGHTS = (
     ),
     Mutation(
         "weights: Triton takes the workers present for votes",
-        "kernels/gpu/runs.py",
+        "kernels/gpu/launch.py",
         "n_present = present.sum(0, dtype=np.int64)",
         "n_present = (present != 0).sum(0, dtype=np.int64)",
         INTERPRETED,

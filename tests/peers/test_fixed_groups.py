@@ -16,7 +16,7 @@ from distlion import errors
 from distlion.optim import VotingBase
 from distlion.step import MomentumSync
 from distlion.step.hyperparameters import OF_THE_WHOLE
-from distlion.step.momentum_sync import _FIRST_LOOK
+from distlion.step.momentum import _FIRST_LOOK
 from distlion.step.settings import Settings
 from distlion_lab.baselines import VirtualBaseline
 

@@ -12,8 +12,8 @@ import distlion
 import matrix
 from distlion.kernels import orthogonalize
 from distlion.step import Diagnosis
+from distlion.step.agreement import count_agreement
 from distlion.step.diagnostics import ABSENT, diagnose
-from distlion.step.reliability import count_agreement
 from distlion.votes import Aggregation
 from drawn import set_grads
 

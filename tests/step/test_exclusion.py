@@ -14,7 +14,7 @@ import distlion
 from disagreeing import BETA1, BETA2, LR, SIZE, Grads, make_cluster, step
 from distlion.errors import DisagreeingWorkersWarning, InvalidArgumentError
 from distlion.kernels import Coins
-from distlion.step.reliability import LARGEST_GAP
+from distlion.step.agreement import LARGEST_GAP
 from distlion.virtual.route import VirtualRoute
 
 

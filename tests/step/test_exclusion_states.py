@@ -13,7 +13,7 @@ from torch import nn
 import distlion
 from disagreeing import Grads, flip_last, flip_last_of_three, make_cluster, step
 from distlion.errors import CheckpointError, InvalidArgumentError
-from distlion.step.exclusion import Exclusion
+from distlion.step.agreement import Exclusion
 
 
 def test_a_state_goes_on_with_the_same_workers_left_out(

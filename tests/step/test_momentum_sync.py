@@ -9,8 +9,7 @@ import torch
 
 from distlion import MomentumSync
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.step.momentum_exchange import MomentumRows, MomentumSlice, cut_slices
-from distlion.step.momentum_sync import choose_least_coherent
+from distlion.step.momentum import MomentumRows, MomentumSlice, choose_least_coherent, cut_slices
 from distlion.step.sample import draw_sample, measure_coherence
 from records import make_records
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import distlion
 from distlion.errors import DisagreeingWorkersWarning
-from distlion.step.reliability import LOOKS, ReliabilityWatch, count_agreement
+from distlion.step.agreement import LOOKS, ReliabilityWatch, count_agreement
 
 BETA1, BETA2 = 0.9, 0.99
 SIZES = (200, 31)

@@ -19,7 +19,7 @@ from distlion.errors import (
     SparseGradientError,
     UnsupportedTypeError,
 )
-from distlion.step import momentum_sync
+from distlion.step import momentum as momentum_sync
 from drawn import make_params, set_grads
 from virtual_steps import SIZES, do_step, make_cluster
 

@@ -5,7 +5,7 @@ import pytest
 
 from distlion.layout import BucketShape
 from distlion.wire import PATTERNS, AllGather, AllReduce, ByteCount, LinkModel, ParameterServer
-from distlion.wire.choice import (
+from distlion.wire.cost import (
     choose_exchange,
     count_overlap_buckets,
     exchange_seconds,

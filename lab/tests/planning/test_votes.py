@@ -8,7 +8,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.votes import MajorityVote, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
 from distlion.wire import AllGather, AllReduce, Exchange, LinkModel, ParameterServer
-from distlion.wire.choice import MOST_OVERLAP_BUCKETS, exchange_seconds
+from distlion.wire.cost import MOST_OVERLAP_BUCKETS, exchange_seconds
 from distlion.wire.recursive_doubling import RecursiveDoubling
 from distlion_lab.planning import GPU, Scenario, forecast_votes, list_able
 from distlion_lab.planning.votes import BUCKET_ELEMENTS, name_rule

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distlion.crew.member import STRANGER, Member
-from distlion.crew.signed_store import SignedStore
+from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")

@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from distlion.crew.admission import answer, list_ready
 from distlion.crew.member import STRANGER, Member
 from distlion.crew.rendezvous import FormingError, MissingError, OthersTrainError, Rendezvous
-from distlion.crew.signed_store import SignedStore
+from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 from distlion.votes.roster import Roster
 from distlion.wire.groups import drop_store, keep, keep_store

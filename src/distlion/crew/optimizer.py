@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from distlion import faults
 from distlion.checkpoint.identity import hand_on_identities, take_identities
-from distlion.crew import handover
+from distlion.crew import carried as handover
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.epoch import QUICK_S, Epoch, call_roll, connect, disconnect
 from distlion.crew.groups import describe_groups, take_groups
@@ -41,7 +41,7 @@ from distlion.peers.ownership import MomentumOwnership, name_worker
 from distlion.peers.replicas import broadcast_tensor
 from distlion.peers.session import Session
 from distlion.signals import deferred_signals
-from distlion.step.exclusion import AGREEMENT_KEY
+from distlion.step.agreement import AGREEMENT_KEY
 from distlion.step.inputs import StepInputs
 from distlion.step.newcomers import begin_momentum
 from distlion.step.nodes import NodePieces

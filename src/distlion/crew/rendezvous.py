@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from distlion.crew.endpoint import parse_endpoint
 from distlion.crew.lifeline import Lifeline
-from distlion.crew.signed_store import SignedStore
+from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")

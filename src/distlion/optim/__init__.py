@@ -3,7 +3,7 @@
 from distlion.optim.base import VotingBase
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
-from distlion.optim.lion_cub import lion_cub
+from distlion.optim.papers import lion_cub
 from distlion.optim.param_groups import group_params
 from distlion.optim.rehearsal import is_trying_overlap, rehearse_step
 

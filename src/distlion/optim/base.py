@@ -46,10 +46,10 @@ from distlion.optim.saved_state import (
 from distlion.optim.state_hooks import after_hooks_of_loading, run_hooks_or_refuse
 from distlion.peers.fingerprint import FixedGroups
 from distlion.peers.ownership import MomentumOwnership
-from distlion.step.exclusion import AGREEMENT_KEY
+from distlion.step.agreement import AGREEMENT_KEY
 from distlion.step.hyperparameters import check_hyperparameters, check_step, read_step
 from distlion.step.make import Make
-from distlion.step.momentum_stage import fill_selection
+from distlion.step.momentum import fill_selection
 from distlion.step.nodes import NodePieces
 from distlion.step.param import VotingParam, is_dtensor
 from distlion.step.settings import Settings

@@ -29,7 +29,7 @@ from distlion.step.hyperparameters import (
     read_step,
 )
 from distlion.step.inputs import StepInputs
-from distlion.step.momentum_sync import MomentumSync
+from distlion.step.momentum import MomentumSync
 from distlion.step.nodes import Nodes
 from distlion.step.param import VotingParam
 from distlion.step.settings import Settings

@@ -7,9 +7,9 @@ from typing import Any
 
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.arguments import check_names
-from distlion.step.exclusion import AGREEMENT_KEY, is_agreement
+from distlion.step.agreement import AGREEMENT_KEY, is_agreement
 from distlion.step.hyperparameters import check_step
-from distlion.step.momentum_stage import SELECTED_KEY
+from distlion.step.momentum import SELECTED_KEY
 
 WORKER_KEY = "worker"
 """Key of a param group: the owner of its momenta. It reveals a format that keeps one copy."""

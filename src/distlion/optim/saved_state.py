@@ -22,7 +22,7 @@ from distlion.optim.saved_groups import (
     shorten,
     take_lions,
 )
-from distlion.step.exclusion import export_agreement
+from distlion.step.agreement import export_agreement
 from distlion.step.gradients import warn_user
 from distlion.step.hyperparameters import read_step
 from distlion.step.param import is_dtensor

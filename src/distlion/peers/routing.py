@@ -16,8 +16,7 @@ from distlion.step.clipping import NormClipper
 from distlion.step.cut_matrices import CutMatrices, CutMatrix
 from distlion.step.flat_route import FlatRoute
 from distlion.step.matrix_cuts import find_matrices
-from distlion.step.node_route import NodeRoute
-from distlion.step.nodes import PIECE_UNIT_ELEMENTS
+from distlion.step.nodes import PIECE_UNIT_ELEMENTS, NodeRoute
 from distlion.step.outcome import explain
 from distlion.step.overlap_trial import OverlapTrial
 from distlion.step.param import VotingParam, count_turns
@@ -28,9 +27,8 @@ from distlion.step.traffic import TrafficMeter
 from distlion.step.vote import run_all
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.ternary import TernaryVote
-from distlion.wire.choice import choose_exchange, count_overlap_buckets
+from distlion.wire.cost import LinkModel, choose_exchange, count_overlap_buckets
 from distlion.wire.frame import ChunkKind, Header
-from distlion.wire.link_model import LinkModel
 from distlion.wire.node_frames import share_verdict
 from distlion.wire.pattern import Exchange
 from distlion.wire.probe import agree_on_model, probe_link

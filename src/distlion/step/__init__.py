@@ -2,7 +2,7 @@
 
 from distlion.step.diagnostics import Diagnosis
 from distlion.step.hyperparameters import check_number
-from distlion.step.momentum_sync import MomentumSync
+from distlion.step.momentum import MomentumSync
 from distlion.step.settings import check_choice
 from distlion.step.traffic import Traffic
 

@@ -14,9 +14,14 @@ from torch import Tensor
 from distlion.kernels.contract import Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.kernels.orthogonal import orthogonalize_directions
-from distlion.step.exclusion import AGREEMENT_KEY, Exclusion
+from distlion.step.agreement import (
+    AGREEMENT_KEY,
+    Counts,
+    Exclusion,
+    ReliabilityWatch,
+    count_agreement,
+)
 from distlion.step.param import VotingParam, count_turns
-from distlion.step.reliability import Counts, ReliabilityWatch, count_agreement
 from distlion.step.sample import draw_sample, measure_coherence, place_sample
 from distlion.step.settings import Settings
 from distlion.step.staging import read_together

@@ -8,9 +8,9 @@ from typing import Any
 
 from distlion.errors import UnsupportedTypeError
 from distlion.kernels.contract import Kernels, Segment
+from distlion.step.agreement import describe_agreement
 from distlion.step.diagnostics import Diagnosis, Examiner
-from distlion.step.exclusion import describe_agreement
-from distlion.step.momentum_stage import AveragedMomenta, MomentumStage, describe_selection
+from distlion.step.momentum import AveragedMomenta, MomentumStage, describe_selection
 from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings

@@ -9,7 +9,7 @@ from typing import Literal
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.step.clipping import ClipNorm
 from distlion.step.hyperparameters import check_positive
-from distlion.step.momentum_sync import MomentumSync
+from distlion.step.momentum import MomentumSync
 from distlion.step.nodes import Nodes
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.roster import MOST_WEIGHT

@@ -26,7 +26,7 @@ from distlion.signals import deferred_signals
 from distlion.step.clipping import ClipNorm
 from distlion.step.diagnostics import Diagnosis
 from distlion.step.hyperparameters import describe_hyperparameters, read_groups, read_step
-from distlion.step.momentum_sync import MomentumSync
+from distlion.step.momentum import MomentumSync
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.step.outcome import describe_problem
 from distlion.step.param import take_gradients
@@ -35,9 +35,13 @@ from distlion.step.traffic import Traffic
 from distlion.virtual.accounting import Account, Accounting
 from distlion.virtual.collection import Collection
 from distlion.virtual.layout import ClusterLayout
-from distlion.virtual.members import change_roster, make_roster, reseat
-from distlion.virtual.momenta import average_momenta
-from distlion.virtual.worker_number import read_worker
+from distlion.virtual.members import (
+    average_momenta,
+    change_roster,
+    make_roster,
+    read_worker,
+    reseat,
+)
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.all_reduce import AllReduce
 from distlion.wire.pattern import Exchange

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.layout import Bucket, fill_buckets
 from distlion.step.diagnostics import Examiner
-from distlion.step.momentum_stage import MomentumStage
+from distlion.step.momentum import MomentumStage
 from distlion.step.param import VotingParam, count_turns
 from distlion.step.settings import Settings
 from distlion.virtual.route import VirtualRoute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,11 +17,13 @@ from distlion.kernels.orthogonal import orthogonalize_directions
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
-from distlion.votes.rule import Rule
 from distlion.votes.tally import RuleTally
 
+if TYPE_CHECKING:
+    from distlion.votes.aggregation import Aggregation
+
 WorkerState = Mapping[str, Tensor]
-"""A worker's extra tensors for one parameter, float32, keyed by ``Rule.worker_state``."""
+"""A worker's extra tensors for one parameter, float32, keyed by ``Aggregation.worker_state``."""
 
 
 class BucketVote:
@@ -43,7 +46,7 @@ class BucketVote:
         is_weighted: Whether some vote counts more than once.
     """
 
-    def __init__(self, rule: Rule, bucket: Bucket, roster: Roster) -> None:
+    def __init__(self, rule: Aggregation, bucket: Bucket, roster: Roster) -> None:
         self.rule, self.bucket, self.roster = rule, bucket, roster
         self.shape = rule.shape(bucket, roster.n_votes)
         self.vote_planes = rule.vote_planes
@@ -198,7 +201,7 @@ class BucketVote:
 
         Returns:
             (n_shards, told_shape.vote_bytes) uint8 on the CPU: for each shard the values of every
-            name in ``Rule.worker_state``, 0 where the bucket has no parameter.
+            name in ``Aggregation.worker_state``, 0 where the bucket has no parameter.
         """
         bucket, names = self.bucket, self.rule.worker_state
         shard_elements = bucket.shard_blocks * BLOCK_WORDS * WORD_ELEMENTS
@@ -266,6 +269,6 @@ class BucketCount:
         return self.vote.count(self.kernels, votes, present, first_shard, self.coins)
 
 
-def make_worker_state(rule: Rule, param: Tensor) -> dict[str, Tensor]:
+def make_worker_state(rule: Aggregation, param: Tensor) -> dict[str, Tensor]:
     """Return a worker's state of a parameter before its first vote: zeros."""
     return {name: torch.zeros_like(param, dtype=torch.float32) for name in rule.worker_state}

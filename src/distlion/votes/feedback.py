@@ -19,7 +19,7 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState, make_worker_state
 from distlion.votes.roster import Roster
-from distlion.votes.scaling import ScalingVote
+from distlion.votes.scaled import ScalingVote
 
 MOST_BITS = 2
 _ESTIMATE = "estimate"

@@ -17,8 +17,7 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.feedback import FeedbackVote, as_votes
 from distlion.votes.roster import Roster
-from distlion.votes.scaled import make_zeros
-from distlion.votes.scaling import ScalingVote
+from distlion.votes.scaled import ScalingVote, make_zeros
 
 _RESIDUAL = "residual"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from distlion.kernels.sums import add_sums, settle_sum, start_sum
 from distlion.kernels.tally import settle_tally, tally_votes
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_sum_planes
 from distlion.votes.roster import Roster
-from distlion.votes.rule import Rule
+
+if TYPE_CHECKING:
+    from distlion.votes.aggregation import Aggregation
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class RuleTally:
         roster: All voters, with the weights w_i; None if every vote counts once.
     """
 
-    rule: Rule
+    rule: Aggregation
     bucket: Bucket
     coins: Coins
     n_votes: int

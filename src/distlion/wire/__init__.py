@@ -2,10 +2,9 @@
 
 from distlion.wire.all_gather import AllGather
 from distlion.wire.all_reduce import AllReduce
+from distlion.wire.cost import ETHERNET_BYTES, ETHERNET_MTU, LinkModel, payload_share, wire_bytes
 from distlion.wire.gloo import Gloo
 from distlion.wire.groups import find_start
-from distlion.wire.link_model import LinkModel
-from distlion.wire.overhead import ETHERNET_BYTES, ETHERNET_MTU, payload_share, wire_bytes
 from distlion.wire.parameter_server import ParameterServer
 from distlion.wire.pattern import Exchange
 from distlion.wire.probe import probe_link

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from distlion.wire.link_model import LinkModel
+from distlion.wire.cost import LinkModel
 from distlion.wire.transport import Transport
 
 _TINY_BYTES = 64

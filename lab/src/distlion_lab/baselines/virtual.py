@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
-from distlion.virtual.worker_number import read_worker
+from distlion.virtual.members import read_worker
 from distlion_lab.baselines.base import Compression, Payload, gathered_bytes
 from distlion_lab.baselines.power_sgd import PowerSGD
 from distlion_lab.baselines.ring import ring_all_reduce_bytes

@@ -8,7 +8,7 @@ from distlion import layout
 from distlion.kernels import ReplyFormat
 from distlion.votes import RULES, ScaledVote
 from distlion.wire import MOST_BYTES_AT_ONCE, payload_share
-from distlion.wire.choice import BUCKET_S, LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS
+from distlion.wire.cost import BUCKET_S, LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS
 from distlion_lab.planning import gradient_all_reduce, local_steps, machine, planner, votes
 from distlion_lab.planning.gradient_all_reduce import BASELINES
 

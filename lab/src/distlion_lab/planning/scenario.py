@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 from distlion.errors import InvalidArgumentError
-from distlion.wire.link_model import LinkModel
+from distlion.wire.cost import LinkModel
 from distlion_lab.planning.machine import GPU, Machine
 
 MAX_NODES = 100_000

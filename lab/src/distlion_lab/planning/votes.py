@@ -10,7 +10,7 @@ import torch
 from distlion.layout import BucketShape, shape_momenta
 from distlion.votes import Aggregation
 from distlion.wire import PATTERNS, Exchange
-from distlion.wire.choice import count_overlap_buckets, exchange_seconds, stream_seconds
+from distlion.wire.cost import count_overlap_buckets, exchange_seconds, stream_seconds
 from distlion_lab.planning.forecast import Forecast, Load, make_forecast
 from distlion_lab.planning.machine import COUNTED_STATE_BYTES, STATE_BYTES, Machine
 from distlion_lab.planning.scenario import Scenario

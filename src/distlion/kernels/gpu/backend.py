@@ -21,9 +21,7 @@ from distlion.kernels.cpu import note_writes
 from distlion.kernels.feedback import PlainFeedback
 from distlion.kernels.gpu import bits, checks, count, encode
 from distlion.kernels.gpu import commit as committing
-from distlion.kernels.gpu.launch import launch, launch_part
-from distlion.kernels.gpu.powers import list_powers
-from distlion.kernels.gpu.runs import list_runs
+from distlion.kernels.gpu.launch import launch, launch_part, list_powers, list_runs
 from distlion.kernels.gpu.table import (
     ALIGN_BYTES,
     FIELDS,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from distlion.kernels.gpu.table import Part, Uploaded
+from distlion.kernels.gpu import bits, checks
+from distlion.kernels.gpu.table import FIELDS, Part, Rows, Uploaded
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
 
 N_WARPS = 4
 """Fewer than 8, so that a thread has 32 elements, which share its one-time work."""
@@ -48,3 +52,88 @@ def _entered(device: torch.device) -> AbstractContextManager[Any]:
         return torch.cuda.device(device)
     # The interpreter computes with NumPy, which would warn where a device does not.
     return np.errstate(all="ignore")
+
+
+def list_runs(
+    bucket: Bucket,
+    present: npt.NDArray[np.bool_ | np.uint8],
+    first_block: int,
+    n_blocks: int,
+) -> tuple[Rows, npt.NDArray[np.int32]]:
+    """List the runs that some worker votes for.
+
+    Args:
+        bucket: The layout of the parameters.
+        present: (workers, n_params), as in ``BlockVotes``.
+        first_block: The first of the blocks at hand.
+        n_blocks: Number of these blocks.
+
+    Returns:
+        The rows of a table, header included, and (runs, workers): the times that each vote counts.
+    """
+    begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS
+    fields, members = [], []
+    n_present = present.sum(0, dtype=np.int64)
+    for index, slot in enumerate(bucket.slots):
+        first = max(begin, slot.bucket_word)
+        if first >= min(end, slot.bucket_word + slot.n_words) or not n_present[index]:
+            continue
+        skipped = first - slot.bucket_word
+        left = slot.n_elements - skipped * WORD_ELEMENTS
+        n_elements = min((end - first) * WORD_ELEMENTS, left)
+        members.append(index)
+        fields.append((n_elements, first - begin, slot.first_word + skipped, slot.first_bit))
+    rows = np.zeros((1 + len(fields), FIELDS), dtype=np.int64)
+    if fields:
+        rows[1:, bits.N_ELEMENTS.value : bits.FIRST_BIT.value + 1] = fields
+        rows[1:, bits.PRESENT.value] = n_present[members]
+    return rows, np.ascontiguousarray(present.T[members], dtype=np.int32)
+
+
+ONE = 1 << 31
+POLYNOMIAL = checks.CRC_POLYNOMIAL.value
+LANES, TURNS = checks.LANES.value, checks.TURNS.value
+
+
+def multiply(one: int, other: int) -> int:
+    """Multiply two polynomials modulo the CRC's polynomial."""
+    product = 0
+    while other:
+        if other & ONE:
+            product ^= one
+        other = (other << 1) & 0xFFFFFFFF
+        one = (one >> 1) ^ (POLYNOMIAL if one & 1 else 0)
+    return product
+
+
+def raise_x(exponent: int) -> int:
+    """Compute x^exponent."""
+    power, square = ONE, ONE >> 1
+    while exponent:
+        if exponent & 1:
+            power = multiply(power, square)
+        square = multiply(square, square)
+        exponent >>= 1
+    return power
+
+
+def _list_multiples(first: int, factor: int, count: int) -> list[int]:
+    powers = [first]
+    while len(powers) < count:
+        powers.append(multiply(powers[-1], factor))
+    return powers
+
+
+@functools.lru_cache(maxsize=8)
+def _list_fixed(n_chunks: int) -> tuple[int, ...]:
+    """List the powers that do not depend on the length of a row."""
+    word, step = raise_x(32), raise_x(32 * LANES)
+    steps = [multiply(1 << bit, step) for bit in range(32)]
+    lanes = _list_multiples(word, word, LANES)[::-1]
+    chunks = _list_multiples(ONE, raise_x(32 * LANES * TURNS), n_chunks)
+    return (*steps, *lanes, *chunks)
+
+
+def list_powers(n_bytes: int, n_chunks: int) -> npt.NDArray[np.uint32]:
+    """List the factors of ``checks.checksum_kernel``, in its order."""
+    return np.array([raise_x(8 * n_bytes), *_list_fixed(n_chunks)], dtype=np.uint32)
