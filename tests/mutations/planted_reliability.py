@@ -169,8 +169,8 @@ RELIABILITY = (
     Mutation(
         "excluded: one of two is left out",
         EXCLUSION,
-        "if len(means) < LEAST_WORKERS:",
-        "if len(means) < 2:",
+        "if len(means) < LEAST_WORKERS:\n        return frozenset()",
+        "if len(means) < 2:\n        return frozenset()",
         OUT,
     ),
     Mutation(
