@@ -11,7 +11,7 @@ import distlion
 
 ROOT = Path(distlion.__file__).parent
 FORBIDDEN = {"distributed", "multiprocessing"}
-FILES = sorted([*(ROOT / "vote").glob("*.py"), *(ROOT / "aggregation").glob("*.py")])
+FILES = sorted((ROOT / "votes").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
