@@ -38,9 +38,9 @@ class Status(IntEnum):
     CORRUPT = 11
 
 
-FailureKind = Literal["lost", "silent", "order", "left"]
+FailureKind = Literal["lost", "silent", "order", "call", "left"]
 """The failure of a transfer: a connection closed, a deadline passed, workers are at calls of
-different optimizers, or a worker said that it leaves."""
+different optimizers or at different calls of one, or a worker said that it leaves."""
 
 
 SPARSE_WORDS = (
@@ -149,6 +149,10 @@ FAILURES: Mapping[Status | FailureKind | Literal["busy"], Failure] = {
         StepMismatchError,
         "workers called their optimizers in different orders: {calls}; every worker must make the "
         "same calls of all its optimizers, in the same order; nothing was committed here",
+    ),
+    "call": Failure(
+        ConfigMismatchError,
+        "workers disagree: {calls}, after the same step; nothing was committed here",
     ),
 }
 """The error for each status in a header and each failure of a transfer."""

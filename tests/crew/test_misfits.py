@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,9 +25,7 @@ from crews import (
     train,
 )
 from distlion.crew import CrewLion
-from distlion.crew import optimizer as crew_optimizer
 from distlion.errors import DistlionError
-from distlion.peers import handshake
 from distlion.peers import session as session_module
 from local_crews import connect
 
@@ -37,6 +36,10 @@ def _flush() -> None:
     assert torch.set_flush_denormal(True)
 
 
+def shake_hands_with(line: str, link: Any, lines: Sequence[str], *, step: int) -> None:
+    SHAKE_HANDS(link, [*lines, line], step=step)
+
+
 MISFITS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "another version": (
         lambda: setattr(session_module, "version", lambda name: "0.0.1"),
@@ -44,13 +47,13 @@ MISFITS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "CrewError",
     ),
     "another protocol": (
-        lambda: setattr(crew_optimizer, "PROTOCOL_VERSION", 0),
+        lambda: setattr(session_module, "PROTOCOL_VERSION", 0),
         {},
         "CrewError",
     ),
     # Members find this one in the handshake alone, when they have left their epoch for it.
-    "a protocol that it does not tell": (
-        lambda: setattr(handshake, "PROTOCOL_VERSION", 0),
+    "a setting that it does not tell": (
+        lambda: setattr(session_module, "shake_hands", partial(shake_hands_with, "another: 1")),
         {},
         "ConfigMismatchError",
     ),
@@ -65,11 +68,11 @@ MISFITS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 def restore() -> None:
     session_module.version = importlib.metadata.version
-    crew_optimizer.PROTOCOL_VERSION = handshake.PROTOCOL_VERSION = PROTOCOL
+    session_module.PROTOCOL_VERSION, session_module.shake_hands = PROTOCOL, SHAKE_HANDS
     torch.set_flush_denormal(False)
 
 
-PROTOCOL = handshake.PROTOCOL_VERSION
+PROTOCOL, SHAKE_HANDS = session_module.PROTOCOL_VERSION, session_module.shake_hands
 
 
 def try_to_join(port: int, name: str) -> str:

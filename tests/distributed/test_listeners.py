@@ -69,9 +69,9 @@ def listen_beside(rank: int, world_size: int, folder: str) -> list[View]:
 
 def test_every_listener_is_that_of_a_group_of_gloo(tmp_path):
     for views in run_workers(listen_beside, 2, str(tmp_path)):
-        # The group of all; the optimizer's own; that of its checkpoints.
-        assert [groups for _, groups in views] == [1, 2, 2, 3]
-        assert [len(listeners) for listeners, _ in views] == [1, 2, 2, 3]
+        # The group of all; the optimizer's own, for votes and for questions; its checkpoints'.
+        assert [groups for _, groups in views] == [1, 3, 3, 4]
+        assert [len(listeners) for listeners, _ in views] == [1, 3, 3, 4]
 
 
 def test_steps_open_no_listener(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import distlion
 import matrix
@@ -185,7 +186,10 @@ def call_apart(rank: int, world_size: int, call: str) -> list[Caught | None]:
 
     def act(turn: int) -> Caught | None:
         params = make_params(SHAPES)
-        optimizer = make(params, **SETTINGS, step_timeout_s=10, exchange=distlion.AllReduce())
+        # Of its own, as the error ends all optimizers of a group.
+        group = dist.new_group(list(range(world_size)))
+        options = {"step_timeout_s": 10, "exchange": distlion.AllReduce(), "process_group": group}
+        optimizer = make(params, **SETTINGS, **options)
         last = INTERVAL * (turn + 1)
         train(optimizer, params.values(), rank, 0, last - 1)
         if rank == 1:

@@ -51,7 +51,7 @@ def test_a_call_on_one_rank_while_others_step_is_an_error_on_every_rank(
     call: str, buckets: int | None
 ) -> None:
     outcomes = run_workers(call_on_one_rank, 3, call, buckets)
-    told = rf"call: step\(\) on ranks 0, 2, but call: {call}\(\) on rank 1"
+    told = rf"step 1 of optimizer 0 on ranks 0, 2, but {call}\(\) of optimizer 0 on rank 1; {call}"
     assert_all_raised(outcomes, errors.ConfigMismatchError, told)
 
 

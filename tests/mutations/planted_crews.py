@@ -316,7 +316,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: newcomers are not asked for their protocol",
-        "crew/optimizer.py",
+        "peers/session.py",
         'f"protocol version: {PROTOCOL_VERSION}",',
         "",
         MISFITS,

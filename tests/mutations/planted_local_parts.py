@@ -41,13 +41,6 @@ LOCAL_PARTS = (
         REAL_PARTS,
     ),
     Mutation(
-        "calls that meet other workers send all parts",
-        "peers/meetings.py",
-        "self._routing.take_turn(step),",
-        "self._routing.routes,",
-        REAL_PARTS,
-    ),
-    Mutation(
         "a vote out of turn forgets the parts after the first",
         "local/votes.py",
         "while any(self.period.since):",

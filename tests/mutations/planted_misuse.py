@@ -20,14 +20,20 @@ REPLICAS = (
     "::test_a_change_after_the_first_step_is_found_10_or_100_steps_after_the_first",
 )
 TWO = "distributed/test_two_optimizers.py::test_"
+DIFFERENCES = ("wire/test_differences.py",)
+ASK = ("wire/test_ask.py",)
+CALLS = (
+    "simulation/test_schedules.py::test_a_call_in_place_of_a_step_is_one_error_on_all_workers",
+)
+OUT_OF_TURN = ("distributed/test_out_of_turn.py",)
 SWAPPED = (f"{TWO}two_swapped_steps_of_two_workers_are_one_error_that_blames_nobody",)
 
 MISUSES = (
     Mutation(
         "optimizers send over one process group",
         "peers/connections.py",
-        'self._everybody = self._make("")',
-        "pass",
+        'self._between = self._make(f"between {ranks.between[0]}", ranks.between)',
+        "self._between = self._everybody = ranks.process_group",
         SWAPPED,
     ),
     Mutation(
@@ -67,10 +73,75 @@ MISUSES = (
     ),
     Mutation(
         "lines of descriptions are compared by place",
-        "peers/handshake.py",
+        "wire/ask.py",
         'key = line.split(": ", 1)[0]',
         "key = str(len(said))",
-        ("peers/test_handshake.py",),
+        DIFFERENCES,
+    ),
+    Mutation(
+        "words of a question are sent though all say the same",
+        "wire/ask.py",
+        "    if len(set(told)) == 1:\n",
+        "    if not said:\n",
+        ASK,
+    ),
+    Mutation(
+        "an announcement may be damaged unseen",
+        "wire/ask.py",
+        "    _refuse(link, list(map(bytes.startswith, announced, heads)), step)\n",
+        "",
+        ASK,
+    ),
+    Mutation(
+        "words of a question may be damaged unseen",
+        "wire/ask.py",
+        "    _refuse(link, intact, step)\n",
+        "",
+        ASK,
+    ),
+    Mutation(
+        "a question at another step is another call",
+        "peers/meetings.py",
+        "        if len(set(steps)) > 1:\n",
+        "        if False:\n",
+        ("distributed/test_disagreement.py",),
+    ),
+    Mutation(
+        "a call in place of a step is waited for",
+        "wire/turns.py",
+        "        value = own.place\n",
+        "        value = str(own.optimizer)\n",
+        (
+            "simulation/test_schedules.py::test_a_call_in_place_of_a_step_is_one_error_on_all_workers",
+        ),
+    ),
+    Mutation(
+        "who has read what all found does not let others read it",
+        "wire/watch.py",
+        "            within(SETTLE_S, lambda: self._settle(kind))\n",
+        "            self._finding or within(SETTLE_S, lambda: self._settle(kind))\n",
+        CALLS,
+    ),
+    Mutation(
+        "a call in place of a step is a step of another optimizer",
+        "wire/finding.py",
+        "if len({turn.optimizer for turn in waiting.values()}) > 1:",
+        "if True:",
+        OUT_OF_TURN,
+    ),
+    Mutation(
+        "votes and questions share connections",
+        "peers/connections.py",
+        "        return self._link(self._between, timeout_s, self._ranks.between)\n",
+        "        return self.link_all(timeout_s)\n",
+        OUT_OF_TURN,
+    ),
+    Mutation(
+        "a problem of another worker is not heard",
+        "peers/meetings.py",
+        "        culprits, first = find_problem([row[0] for row in told])\n",
+        '        culprits, first = find_problem(["" if problem is None else str(problem)])\n',
+        ("distributed/test_state_of_all.py",),
     ),
     Mutation(
         "a parameter frozen later is not described",

@@ -91,7 +91,7 @@ OVERLAP = (
     ),
     Mutation(
         "what one rank lacks is told with its key",
-        "peers/handshake.py",
+        "wire/ask.py",
         "values = [one.get(key) for one in said]",
         'values = [one.get(key, f"no {key}") for one in said]',
         ("peers/test_messages.py",),

@@ -46,8 +46,8 @@ SIGNALS = (
     ),
     Mutation(
         "signals: nobody looks who has left before connections are made",
-        "peers/handshake.py",
-        "    link.check_present(step=step)\n",
+        "peers/session.py",
+        "            link.check_present(step=step)\n",
         "",
         (f"{STEPS[0]}::test_an_interrupt_ends_construction_at_once_and_for_all",),
     ),

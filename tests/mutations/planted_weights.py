@@ -11,7 +11,6 @@ INTERPRETED = ("kernels/test_interpreted.py::test_every_op_is_that_of_the_refere
 CLUSTER = ("virtual/test_weighted_cluster.py",)
 SCALED = ("votes/test_scaled_rules.py",)
 TALLY = ("votes/test_tally.py",)
-HANDSHAKE = ("peers/test_handshake.py",)
 WORKERS = ("distributed/test_weights.py",)
 EVERY_RULE = (
     "distributed/test_weights.py::test_every_rule_in_every_pattern_is_that_of_the_oracle",
@@ -148,24 +147,10 @@ WEIGHTS = (
         CLUSTER,
     ),
     Mutation(
-        "weights: workers that differ in theirs refuse each other",
-        "peers/handshake.py",
-        "{each[: _OWN.start] + each[_OWN.stop :] for each in records}",
-        "set(records)",
-        HANDSHAKE,
-    ),
-    Mutation(
-        "weights: a record without one has other bytes",
-        "peers/weights.py",
-        "return 0 if settings.weight == 1 else settings.weight",
-        "return settings.weight",
-        HANDSHAKE,
-    ),
-    Mutation(
         "weights: one that cannot be used is kept secret",
         "peers/weights.py",
-        "        return _UNUSABLE\n",
-        "        return 0\n",
+        "own = _UNUSABLE if settings.find_weight_problem() else settings.weight",
+        "own = 1 if settings.find_weight_problem() else settings.weight",
         WORKERS,
     ),
     Mutation(
@@ -185,8 +170,8 @@ WEIGHTS = (
     Mutation(
         "weights: nodes take the weights of the first ranks",
         "peers/weights.py",
-        "tuple(told[rank] or 1 for rank in ranks.between)",
-        "tuple(told[rank] or 1 for rank in range(len(ranks.between)))",
+        "tuple(told[rank] for rank in ranks.between)",
+        "tuple(told[rank] for rank in range(len(ranks.between)))",
         WORKERS,
     ),
     Mutation(

@@ -15,8 +15,8 @@ import torch
 import distlion
 from distlion.failures import Status
 from distlion.peers.fingerprint import Fingerprint, FixedGroups, describe_params
-from distlion.peers.handshake import find_difference
 from distlion.step.outcome import explain
+from distlion.wire.ask import find_difference
 from distlion.wire.verdict import Verdict
 
 DOUBLED = re.compile(r"\b([a-z]+) \1\b", re.IGNORECASE)
@@ -72,7 +72,7 @@ def list_descriptions() -> list[list[str]]:
 
 def test_no_difference_of_descriptions_says_a_word_twice() -> None:
     lines = {line for description in list_descriptions() for line in description}
-    differences = [find_difference([[], [line], []]) for line in sorted(lines)]
+    differences = [find_difference(["", line, ""]) for line in sorted(lines)]
     texts = [found[0] for found in differences if found is not None]
     assert len(texts) == len(lines)
     assert "no longer trained: first on rank 1, but not on ranks 0, 2" in texts

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from simulation.network import Bytes, Cut, Machine, Message, Network
 from simulation.plan import MESSAGE_FAULTS, Fault, Plan
 
-MAGIC = b"DLio"
+FRAME, QUESTION = b"DLio", b"DLas"
 
 
 class Injector:
@@ -71,7 +71,7 @@ class Injector:
                 network.cuts.append(Cut(source, target, now_s, until_s, fault.holds_for_store))
 
     def _on_send(self, machine: Machine, rank: int, message: Message) -> Bytes:
-        framing = classify(message, len(self._plan.sizes))
+        framing = classify(message)
         number = self._n_sent.get((machine.rank, framing), 0)
         self._n_sent[machine.rank, framing] = number + 1
         for fault in list(self._waiting):
@@ -99,11 +99,9 @@ class Injector:
         return damaged
 
 
-def classify(message: Message, n_params: int) -> str:
+def classify(message: Message) -> str:
     """Say what a message is, as far as damage to it is concerned."""
-    if message.data[:4].tobytes() == MAGIC:
-        return "frame"
     if message.what == "broadcast":
         return "weights"
-    # One for each parameter, and their checksum; a handshake is larger, and never damaged here.
-    return "digests" if message.data.size == 8 * (n_params + 1) else "handshake"
+    kinds = {FRAME: "frame", QUESTION: "questions"}
+    return kinds.get(message.data[:4].tobytes(), "words after a question")

@@ -22,11 +22,11 @@ FIRST_DOUBLING = 1_000_000
 """Schedules from this seed on are those of the seeds from 0 on, by ``RecursiveDoubling``."""
 BUSY_SHARE = 6.0
 """In every second schedule, how many times as long a busy worker is waited for as a silent one."""
-Kind = Literal["die", "stop", "cut", "damage", "late", "leave", "settings", "give up"]
+Kind = Literal["die", "stop", "cut", "damage", "late", "leave", "settings", "give up", "call"]
 MESSAGE_FAULTS = ("die", "stop", "cut", "damage")
 """Faults that strike at a message; the others strike at a call of ``step()``."""
 
-Framing = Literal["frame", "digests", "weights"]
+Framing = Literal["frame", "questions", "weights"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Fault:
     Attributes:
         kind: "die"; "stop", for ``seconds``; "cut", towards ``peer``; "damage" of a message that
             the victim sends; "late", it computes for ``seconds``; "leave", it ends before the
-            others; "settings", its lr is another one; "give up", it gives a step up that has begun.
+            others; "settings", its lr is another one; "give up", it gives a step up that has begun;
+            "call", it compares replicas in place of a step, which is never drawn.
         victim: Its rank.
         at: The message of the victim, or the call of ``step()``, that it strikes at, from 0.
         seconds: How long; math.inf for good.
@@ -277,7 +278,7 @@ def _draw_fault(
     peer = chance.choice([rank for rank in range(size) if rank != victim])
     timeout_s = options["step_timeout_s"]
     share = chance.choice((0.05, 0.3, chance.uniform(0.3, 1.5), 2.5, math.inf))
-    framing: Framing = chance.choices(("frame", "digests", "weights"), (18, 1, 1))[0]
+    framing: Framing = chance.choices(("frame", "questions", "weights"), (18, 1, 1))[0]
     return Fault(
         kind,
         victim,

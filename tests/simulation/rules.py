@@ -240,6 +240,7 @@ def _find_wrong_blame(outcome: Outcome) -> Iterator[str]:
         "late": LOSSES,
         "damage": () if fault.framing == "weights" else (CORRUPT, *LOSSES),
         "settings": ("ConfigMismatchError",),
+        "call": ("ConfigMismatchError",),
     }.get(fault.kind, ())
     impaired = _impaired(outcome)
     for rank, diary in enumerate(outcome.diaries):
@@ -250,7 +251,7 @@ def _find_wrong_blame(outcome: Outcome) -> Iterator[str]:
             continue
         if raised.kind not in expected:
             yield f"rank {rank} raised {raised.kind} after {fault.kind}"
-        has_majority = fault.kind != "settings" or outcome.plan.size > 2
+        has_majority = fault.kind not in ("settings", "call") or outcome.plan.size > 2
         lost = fault.kind == "damage" and raised.kind in LOSSES
         if has_majority and not lost and raised.culprits != (fault.victim,):
             yield f"rank {rank} blames {raised.culprits}, not rank {fault.victim}"

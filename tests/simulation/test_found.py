@@ -89,7 +89,8 @@ def test_who_fails_half_a_second_later_reads_what_the_others_found(late_s: float
 
 
 def test_digests_that_are_damaged_on_the_way_to_one_worker_end_it_alone() -> None:
-    outcome = play(make_plan(2, Fault("damage", VICTIM, at=2, framing="digests")))
+    # Before it come two announcements each of settings, weights and the order of parameters.
+    outcome = play(make_plan(2, Fault("damage", VICTIM, at=6, framing="questions")))
     assert len(outcome.fired) == 1
     assert find_violations(outcome) == []
     errors = [diary.fatal for diary in outcome.diaries if diary.fatal is not None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 import distlion
+from distlion.wire.turns import LONG_S
 from simulation import rules
 from simulation.campaign import BATCH, Tally, describe, play_seeds
 from simulation.crews.plan import KINDS, draw_crew_plan
@@ -14,7 +16,7 @@ from simulation.crews.play import play_crew
 from simulation.distributed import Distributed
 from simulation.kernel import Kernel
 from simulation.network import Delays, Network
-from simulation.plan import FIRST_DOUBLING, MESSAGE_FAULTS, draw_plan
+from simulation.plan import FIRST_DOUBLING, MESSAGE_FAULTS, Fault, draw_plan
 from simulation.play import play
 from simulation.rules import find_violations
 from simulation.stand_ins import SIMULATED, installed
@@ -22,6 +24,7 @@ from simulation.stand_ins import SIMULATED, installed
 QUICK, MANY = 200, 2000
 QUICK_DOUBLING, MANY_DOUBLING = 100, 1000
 QUICK_CREWS, MANY_CREWS = 100, 1000
+QUICK_CALLS = 40
 ALL_KINDS = {*MESSAGE_FAULTS, "late", "leave", "settings", "give up"}
 
 
@@ -57,7 +60,8 @@ def test_a_worker_that_is_late_by_more_than_its_timeout_is_waited_for() -> None:
 
 
 def test_who_has_its_pairs_waits_for_one_that_connects_with_a_dead_rank() -> None:
-    outcome = play(draw_plan(1_000_997))
+    plan = draw_plan(1_000_997)
+    outcome = play(replace(plan, faults=(replace(plan.faults[0], at=17),)))
     assert [(fault.kind, fault.victim) for fault, _ in outcome.fired] == [("die", 1)]
     waiting = outcome.diaries[2].fatal
     assert waiting is not None
@@ -127,3 +131,24 @@ def test_the_package_waits_for_nothing_that_is_not_simulated() -> None:
             or getattr(value, "__name__", None) in {*waits, "torch.distributed"}
         ]
     assert not found
+
+
+def test_a_call_in_place_of_a_step_is_one_error_on_all_workers() -> None:
+    struck = 0
+    for seed in range(QUICK_CALLS):
+        drawn = draw_plan(seed)
+        fault = Fault("call", victim=seed % drawn.size, at=1)
+        # Without overlap, as votes of a step that has begun are given up before the call.
+        options = {"overlap": False, "step_timeout_s": 60.0, "busy_timeout_s": 60.0}
+        options = {**drawn.options, **options}
+        plan = replace(drawn, options=options, faults=(fault,), transport_s=None, poisons=())
+        outcome = play(plan)
+        if drawn.is_slow or not outcome.fired:
+            continue
+        struck += 1
+        assert not find_violations(outcome), seed
+        raised = [diary.fatal for diary in outcome.diaries if diary.fatal is not None]
+        assert [each.kind for each in raised] == ["ConfigMismatchError"] * plan.size, seed
+        begun_s = max(each.begun_s for each in raised)
+        assert all(each.at_s - begun_s < LONG_S + rules.NEWS_S for each in raised), seed
+    assert struck > QUICK_CALLS / 2

@@ -241,6 +241,11 @@ class Worker:
             self._injector.note(fault)
             optimizer.zero_grad()
             return
+        fault = self._find(call, "call")
+        if fault is not None:
+            self._injector.note(fault)
+            optimizer.verify_replicas()
+            return
         optimizer.step()
 
     def _fill_gradients(self, call: int) -> None:

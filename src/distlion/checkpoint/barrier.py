@@ -8,13 +8,9 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from distlion.errors import CheckpointError, ReplicaMismatchError
+from distlion.failures import name_ranks
 from distlion.peers.ownership import Gather
-
-RECORD_BYTES = 4096
-"""Size of each record, so that all messages have one size."""
-
-_PROBLEM_CHARACTERS = 1500
-
+from distlion.wire.ask import find_problem
 
 _Made = TypeVar("_Made")
 
@@ -55,7 +51,7 @@ class CheckpointBarrier:
 
         Args:
             problem: Reason why this process cannot go on; None for no reason.
-            facts: Short values that JSON can hold.
+            facts: Values that JSON can hold.
 
         Returns:
             The facts of each process.
@@ -65,34 +61,24 @@ class CheckpointBarrier:
         """
         self._rounds += 1
         at = f"{self._call}, round {self._rounds}"
-        said = "" if problem is None else str(problem)[:_PROBLEM_CHARACTERS]
+        said = "" if problem is None else str(problem)
         record = json.dumps({"at": at, "problem": said, **facts}).encode()
-        if len(record) > RECORD_BYTES:
-            record = json.dumps(
-                {"at": at, "problem": said[:200] or "a record is too long"}
-            ).encode()
-        gathered = self._gather(record.ljust(RECORD_BYTES, b"\0"))
-        rows = [json.loads(row.rstrip(b"\0")) for row in gathered]
+        rows = [json.loads(row) for row in self._gather(record)]
         elsewhere = sorted({row["at"] for row in rows} - {at})
         if elsewhere:
             raise CheckpointError(f"{at}: another process is at {', '.join(elsewhere)}")
-        culprits = [number for number, row in enumerate(rows) if row["problem"]]
+        culprits, told = find_problem([row["problem"] for row in rows])
         if culprits:
-            error = self.refuse(culprits, rows[culprits[0]]["problem"])
-            raise error from problem
+            raise self.refuse(culprits, told) from problem
         return rows
 
     def refuse(self, culprits: Sequence[int], said: str) -> CheckpointError:
         """Make the error that all processes raise."""
-        who = f"rank{'s' if len(culprits) > 1 else ''} {', '.join(map(str, culprits))}"
+        who = name_ranks(culprits)
         error = CheckpointError(f"[rank {self._process}] {self._call} failed on {who}: {said}")
         # All raise it, and none has changed anything except files.
         error.is_recoverable = True
         return error
-
-    def gather(self, row: bytes) -> list[bytes]:
-        """Gather rows that have one length on all processes."""
-        return self._gather(row)
 
     def compare(self, text: str, what: str) -> None:
         """Compare something that must be equal on all processes.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
@@ -232,10 +231,8 @@ def _find_shared(barrier: CheckpointBarrier, contents: Contents) -> dict[str, in
     shapes = [(name, tuple(each.shape), str(each.dtype)) for name, each in contents.model.items()]
     barrier.compare(repr(shapes), "names, shapes or dtypes of the model's tensors")
     found, problem = attempt(lambda: digest_entries(contents.model))
-    barrier.share(problem)
+    table = [row["digests"] for row in barrier.share(problem, digests=found)]
     assert found is not None
-    rows = barrier.gather(torch.tensor(found, dtype=torch.int64, device="cpu").numpy().tobytes())
-    table = [memoryview(row).cast("q") for row in rows]
     differing = {
         name
         for column, name in enumerate(contents.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -24,13 +24,17 @@ from distlion.checkpoint.undo import all_or_nothing
 from distlion.errors import CheckpointError, DistlionError
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import VotingBase
-from distlion.peers.ownership import MomentumOwnership
-from distlion.wire.groups import carries_host_memory
+from distlion.peers.ownership import Gather, MomentumOwnership
+from distlion.wire.ask import ask
+from distlion.wire.gloo import Gloo
+from distlion.wire.groups import carries_host_memory, own_group
+from distlion.wire.roll_call import BUSY_TIMEOUT_S
 
 Check = Callable[[Sequence[Path]], None]
 """Check the folders of all optimizers, with all processes."""
 
 _Rest = TypeVar("_Rest")
+_calls = itertools.count()
 
 
 def load_together(
@@ -139,9 +143,10 @@ def check_checkpoints(find: Callable[[], Sequence[Path]], *, on_world_change: Wo
         CheckpointError: Some process cannot load, or a file that it needs is missing, damaged, or
             for another number of workers; on every rank.
     """
-    together = dist.is_available() and dist.is_initialized()
-    rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    barrier = CheckpointBarrier(_gather if together else _gather_alone, process=rank, call=CALL)
+    workers = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    rank, n_ranks = (0, 1) if workers is None else (workers.rank(), workers.size())
+    channel = _gather_alone if workers is None else _open_channel(workers)
+    barrier = CheckpointBarrier(channel, process=rank, call=CALL)
 
     def read() -> list[Reader]:
         return [_read(folder, rank, n_ranks, on_world_change, stack) for folder in find()]
@@ -166,19 +171,12 @@ def _read(
     return Reader(folder, place, on_world_change, stack)
 
 
-def _gather(record: bytes) -> list[bytes]:
-    group = dist.group.WORLD
-    assert group is not None  # callers have checked
-    # If the group cannot carry CPU tensors, they go through the accelerator.
-    device = (
-        torch.device("cpu")
-        if carries_host_memory(group)
-        else torch.accelerator.current_accelerator()
-    )
-    own = torch.frombuffer(bytearray(record), dtype=torch.uint8).clone().to(device)
-    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, own)
-    return [row.cpu().numpy().tobytes() for row in rows]
+def _open_channel(workers: dist.ProcessGroup) -> Gather:
+    if not carries_host_memory(workers):
+        name = f"checks of checkpoints/{next(_calls)}"
+        workers = own_group(workers, name=name, timeout_s=BUSY_TIMEOUT_S)
+    link = Gloo(workers, timeout_s=BUSY_TIMEOUT_S)
+    return lambda record: ask(link, record, step=None)
 
 
 def _gather_alone(record: bytes) -> list[bytes]:

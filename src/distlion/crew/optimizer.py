@@ -49,7 +49,6 @@ from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.step.shard_pieces import ShardPieces
-from distlion.wire.frame import PROTOCOL_VERSION
 from distlion.wire.verdict import with_error
 from distlion.wire.watch import watch_peers
 
@@ -298,7 +297,6 @@ class CrewLion(DistributedLion):
     def _list_crew_lines(self) -> list[str]:
         """List lines, beside those of any optimizer, that must be equal on all members."""
         return [
-            f"protocol version: {PROTOCOL_VERSION}",
             f"newcomers: {self._crew.newcomers}",
             *(
                 f"rule of group {number}: {group['aggregation']!r}"

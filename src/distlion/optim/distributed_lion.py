@@ -212,7 +212,7 @@ class DistributedLion(VotingBase):
         if self._settings.overlap:
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         self._fire("before_step", self._known_step)
-        with session.lifecycle.exchange(f"step {self._known_step}"):
+        with session.lifecycle.exchange(f"step {self._known_step}", votes=True):
             if self._vote_and_commit() and self._known_step >= session.replicas.due_step:
                 session.compare_replicas(step=self._known_step)
             if self._settings.overlap:

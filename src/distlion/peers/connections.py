@@ -15,7 +15,8 @@ class Connections:
     """The process groups of an optimizer, and links over them.
 
     On shared groups its bytes could meet those of other optimizers or the caller, and different
-    sizes can abort a process inside Gloo.
+    sizes can abort a process inside Gloo. Votes have a group of their own for the same reason: all
+    other calls begin with a question on the group of all ranks.
 
     Args:
         ranks: All ranks of the optimizer, two or more.
@@ -44,9 +45,9 @@ class Connections:
         """
         ranks = self._ranks
         self._everybody = self._make("")
+        self._between = self._make(f"between {ranks.between[0]}", ranks.between)
         if len(ranks.inside) > 1 or ranks.is_sharded:
             self._inside = self._make(f"inside {ranks.inside[0]}", ranks.inside)
-            self._between = self._make(f"between {ranks.between[0]}", ranks.between)
 
     def link_all(self, timeout_s: float) -> Transport:
         """Return a link between all ranks, on their own group once they are connected."""
@@ -55,8 +56,7 @@ class Connections:
 
     def link_voters(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that vote with each other, one of each worker."""
-        if self._between is None:
-            return self.link_all(timeout_s)
+        assert self._between is not None  # they are connected
         return self._link(self._between, timeout_s, self._ranks.between)
 
     def link_worker(self, timeout_s: float) -> Transport | None:

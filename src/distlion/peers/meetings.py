@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NoReturn
 
-from distlion.errors import CheckpointError
-from distlion.failures import Status
-from distlion.kernels.coin import Coins
+from distlion.errors import CheckpointError, ConfigMismatchError
+from distlion.failures import Status, make_error, name_ranks
 from distlion.peers.connections import Connections
-from distlion.peers.fingerprint import digest_settings
-from distlion.peers.handshake import CALL, explain_verdict, share_problem, share_said
 from distlion.peers.routing import Routing
 from distlion.step.outcome import explain
 from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
-from distlion.step.traffic import TrafficMeter
-from distlion.step.vote import abstain_from_all, judge_votes
-from distlion.wire.frame import ChunkKind, Header
+from distlion.wire.ask import ask_texts, find_difference, find_problem, name_holders
+from distlion.wire.frame import Header
 from distlion.wire.node_frames import share_verdict
-from distlion.wire.verdict import Verdict
+from distlion.wire.transport import Transport
+from distlion.wire.verdict import Verdict, minority
+
+_CALL = "call: "
 
 
 class Meetings:
@@ -31,7 +31,6 @@ class Meetings:
         settings: The optimizer's settings.
         connections: Its process groups.
         routing: Its routes.
-        meter: Its meter, which ignores the bytes of meetings.
     """
 
     def __init__(
@@ -40,44 +39,43 @@ class Meetings:
         settings: Settings,
         connections: Connections,
         routing: Routing,
-        meter: TrafficMeter,
     ) -> None:
         self._ranks, self._settings = ranks, settings
-        self._connections, self._routing, self._meter = connections, routing, meter
+        self._connections, self._routing = connections, routing
 
     def meet(
         self, call: str, lines: Sequence[str], *, step: int, next_step: int | None = None
     ) -> None:
-        """Meet all ranks before collectives outside of steps, by a step in which nobody votes.
+        """Meet all ranks before collectives outside of steps.
 
-        Without it, this call on one rank and ``step()`` on another would pair collectives of
-        different sizes, which can abort a process inside Gloo. Here a peer at another call or
-        another step sees different settings, and all ranks raise, with nothing changed.
+        Without it, two calls would pair collectives of different sizes, which can abort a process
+        inside Gloo. A question begins with messages of one size, and votes have connections of
+        their own: a rank at ``step()`` is noticed by its turn.
 
         Args:
             call: The call that this rank is at.
             lines: Lines that must be equal on all ranks.
             step: The step that errors name.
             next_step: The step that must be equal; None for the same.
+
+        Raises:
+            StepMismatchError: Another rank is at another step; on every rank.
+            ConfigMismatchError: Another rank is at another call, or has other lines; on every rank.
         """
-        ranks = self._ranks
-        if ranks.is_alone:
+        if self._ranks.is_alone:
             return
-        lines = [f"{CALL}{call}", *lines]
-        agreed = step if next_step is None else next_step
-        digest = digest_settings(lines)
-        header = Header(ChunkKind.VOTE, agreed, 0, 0, digest, epoch=ranks.roster.epoch)
-        votes = abstain_from_all(
-            self._routing.take_turn(step),
-            header,
-            Coins(self._settings.seed, agreed, ranks.voter),
-            nonfinite=self._settings.nonfinite,
-            clipper=self._routing.clipper,
-        )
-        verdict = self.settle(judge_votes(votes), header)
-        self._meter.discard()
-        if verdict.status is not Status.OK:
-            self.fail(verdict, lines, [], step=step)
+        link, agreed = self._link(), step if next_step is None else next_step
+        texts = ask_texts(link, "\n".join([f"step {agreed}", f"{_CALL}{call}", *lines]), step=step)
+        steps = [text.split("\n", 1)[0] for text in texts]
+        if len(set(steps)) > 1:
+            raise make_error(
+                Status.STEP,
+                rank=link.rank,
+                step=step,
+                culprits=minority(steps),
+                steps=", ".join(f"rank {rank}: {said}" for rank, said in enumerate(steps)),
+            )
+        _refuse_difference(link, texts, step=step)
 
     def agree(
         self, call: str, problem: CheckpointError | None, *, step: int, said: str = ""
@@ -99,10 +97,23 @@ class Meetings:
             agree_alone(call, problem)
             return
         self.meet(call, [], step=step)
-        link = self._connections.link_all(self._settings.step_timeout_s)
-        share_problem(link, problem, call=call, step=step)
-        if said:
-            share_said(link, said, call=call, step=step)
+        link = self._link()
+        own = json.dumps(["" if problem is None else str(problem), said])
+        told = [json.loads(text) for text in ask_texts(link, own, step=step)]
+        culprits, first = find_problem([row[0] for row in told])
+        reason = f"on {name_ranks(culprits)}, and nothing was changed anywhere: {first}"
+        if not culprits:
+            lines = [row[1] for row in told]
+            if len(set(lines)) == 1:
+                return
+            reason = (
+                f"and nothing was changed anywhere: workers differ ({name_holders(lines)}). "
+                "Expected the same on all. Make the same calls on all of them, and load what was "
+                "saved together"
+            )
+        error = CheckpointError(f"[rank {link.rank}, step {step}] {call} was refused {reason}")
+        error.is_recoverable = True
+        raise error from problem
 
     def settle(self, verdict: Verdict, header: Header) -> Verdict:
         """Share a verdict among the ranks that hold this worker's shards.
@@ -137,10 +148,52 @@ class Meetings:
             problem: Reason why this rank cannot vote; "" for none.
             step: The step that was abandoned.
         """
-        if not self._ranks.is_alone:
-            link = self._connections.link_all(self._settings.step_timeout_s)
-            explain_verdict(link, verdict, lines, problem, step=step)
+        # The details do not fit into a header.
+        if not self._ranks.is_alone and verdict.status is Status.INPUT:
+            refuse_inputs(self._link(), problem, step=step)
+        if not self._ranks.is_alone and verdict.status is Status.CONFIG:
+            compare(self._link(), lines, step=step)
         raise explain(verdict, params, problem, rank=self._ranks.rank, step=step)
+
+    def _link(self) -> Transport:
+        return self._connections.link_all(self._settings.step_timeout_s)
+
+
+def compare(link: Transport, lines: Sequence[str], *, step: int) -> None:
+    """Compare lines of the form "key: value" between all ranks.
+
+    Raises:
+        ConfigMismatchError: On every rank; names the first line that differs, and the ranks.
+    """
+    _refuse_difference(link, ask_texts(link, "\n".join(lines), step=step), step=step)
+
+
+def _refuse_difference(link: Transport, texts: Sequence[str], *, step: int) -> None:
+    found = find_difference(texts)
+    if found is None:
+        return
+    what, culprits = found
+    advice = "give every worker the same parameters, settings, version and calls"
+    if what.startswith(_CALL):
+        lines = dict.fromkeys(line for text in texts for line in text.split("\n"))
+        calls = [line.removeprefix(_CALL) for line in lines if line.startswith(_CALL)]
+        advice = f"{' and '.join(calls)} must be called by every rank, after the same step"
+    raise ConfigMismatchError(
+        f"workers disagree: {what}; {advice}", rank=link.rank, step=step, culprits=culprits
+    )
+
+
+def refuse_inputs(link: Transport, problem: str, *, step: int) -> None:
+    """Raise StepInputError on every rank if some of them cannot vote.
+
+    Args:
+        link: All ranks.
+        problem: Reason why this rank cannot vote; "" for none.
+        step: The step that errors name.
+    """
+    culprits, said = find_problem(ask_texts(link, problem, step=step))
+    if culprits:
+        raise make_error(Status.INPUT, rank=link.rank, step=step, culprits=culprits, problem=said)
 
 
 def agree_alone(call: str, problem: CheckpointError | None) -> None:

@@ -10,10 +10,10 @@ from distlion.errors import CheckpointError, UnsupportedTypeError
 from distlion.peers.meetings import agree_alone
 from distlion.peers.session import Session
 from distlion.signals import deferred_signals
-from distlion.wire.transport import gather_bytes
+from distlion.wire.ask import ask
 
 Gather = Callable[[bytes], list[bytes]]
-"""Function that gathers records of one size from all processes, in their order."""
+"""Function that gathers a record from each process, in their order."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
 
     def open_channel(in_background: bool) -> Gather:
         link = session.connections.link_checkpoints(in_background=in_background)
-        return lambda record: gather_bytes(link, record, step=step())
+        return lambda record: ask(link, record, step=step())
 
     return MomentumOwnership(
         workers=(ranks.rank,),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -25,14 +25,15 @@ from distlion.peers.routing import Routing
 from distlion.step.param import VotingParam, local_tensor
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
-from distlion.wire.transport import Transport, gather_bytes
+from distlion.wire.ask import ask, ask_texts, find_problem
+from distlion.wire.transport import Transport
 from distlion.wire.verdict import minority
 
 logger = logging.getLogger("distlion")
 
+_IN_SOME_SHARDS = (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError)
+"""Errors that only the ranks with the same shards find."""
 NAMED_DIFFERENCES = 5
-FINDING_BYTES = 1024
-"""Most bytes of a finding that are sent to ranks with other shards."""
 EARLY_CHECKS = (10, 100)
 """Steps after the first comparison at which replicas are compared again, also between checks."""
 PIECE_BYTES = 4 << 20
@@ -163,7 +164,7 @@ class Replicas:
         found: StepError | None = None
         try:
             yield
-        except (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError) as error:
+        except _IN_SOME_SHARDS as error:
             found = error
         share_finding(self._connections.link_all(timeout_s), found, step=step)
 
@@ -239,29 +240,9 @@ def compare_order(link: Transport, params: Sequence[VotingParam], *, step: int) 
 
 
 def _gather_digests(link: Transport, digests: Tensor, *, step: int) -> Tensor:
-    """Gather digests, each rank's with a checksum: (ranks, n_params) int64 on the CPU.
-
-    To a single rank, damage on the way would look like replicas that differ, an error after which
-    all go on: it would retry a step that the others have left.
-    """
-    own = torch.cat([digests, digests.new_tensor([_checksum(digests)])])
-    everybody = own.new_empty(link.n_members, own.numel())
-    link.all_gather(everybody, own, step=step).wait()
-    damaged = [
-        link.ranks[member] for member, row in enumerate(everybody) if _checksum(row[:-1]) != row[-1]
-    ]
-    if damaged:
-        raise CorruptFrameError(
-            f"digests of parameters from {name_ranks(damaged)} were damaged on the way",
-            rank=link.ranks[link.rank],
-            step=step,
-            culprits=tuple(damaged),
-        )
-    return everybody[:, :-1]
-
-
-def _checksum(digests: Tensor) -> int:
-    return zlib.crc32(digests.numpy().tobytes())
+    """Gather each rank's digests: (ranks, n_params) int64 on the CPU."""
+    rows = ask(link, digests.numpy().tobytes(), step=step)
+    return torch.stack([torch.frombuffer(bytearray(row), dtype=torch.int64) for row in rows])
 
 
 def verify_replicas(
@@ -345,32 +326,22 @@ def share_finding(link: Transport, found: StepError | None, *, step: int) -> Non
         found: The error found here; None for none.
         step: The step that errors name.
     """
-    kinds: dict[str, type[StepError]] = {
-        each.__name__: each
-        for each in (ReplicaMismatchError, ConfigMismatchError, CorruptFrameError)
-    }
-    blamed = [] if found is None else found.culprits
-    said = "" if found is None else f"{type(found).__name__}\n{_join(blamed)}\n{found}"
-    own = said.encode(errors="replace")[:FINDING_BYTES].ljust(FINDING_BYTES, b"\0")
-    everybody = gather_bytes(link, own, step=step)
-    rows = [row.rstrip(b"\0").decode(errors="replace") for row in everybody]
+    said = ""
+    if found is not None:
+        said = json.dumps([type(found).__name__, found.culprits, str(found)])
+    finders, told = find_problem(ask_texts(link, said, step=step))
     if found is not None:
         raise found
-    finders = [rank for rank, row in enumerate(rows) if row]
     if finders:
-        name, named, text = rows[finders[0]].split("\n", 2)
-        raise kinds[name](
+        name, culprits, text = json.loads(told)
+        kind = next(each for each in _IN_SOME_SHARDS if each.__name__ == name)
+        raise kind(
             f"{name_ranks(finders)} found, in other shards: {text}",
             rank=link.ranks[link.rank],
             step=step,
-            culprits=tuple(int(rank) for rank in named.split()),
-            is_recoverable=name == ReplicaMismatchError.__name__,
+            culprits=tuple(culprits),
+            is_recoverable=kind is ReplicaMismatchError,
         )
-
-
-def _join(ranks: Sequence[int]) -> str:
-    """List ranks in one line, as many as leave space for the finding."""
-    return " ".join(map(str, ranks[: FINDING_BYTES // 16]))
 
 
 def _majority_holder(digests: Sequence[int]) -> int | None:

@@ -27,12 +27,13 @@ from distlion.step.traffic import TrafficMeter
 from distlion.step.vote import run_all
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.ternary import TernaryVote
+from distlion.wire.ask import ask_texts
 from distlion.wire.cost import LinkModel, choose_exchange, count_overlap_buckets
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.node_frames import share_verdict
 from distlion.wire.pattern import Exchange
 from distlion.wire.probe import agree_on_model, probe_link
-from distlion.wire.transport import ByteCount, Transport, gather_bytes
+from distlion.wire.transport import ByteCount, Transport
 from distlion.wire.verdict import Verdict, worst_of
 
 
@@ -166,17 +167,10 @@ class Routing:
             self.lay_out(params, step=step)
         return changes
 
-    def take_turn(self, step: int) -> list[Route]:
-        """Return the routes that vote in a step, in the order of their exchanges.
-
-        All calls that meet other ranks begin with these, so that sizes are equal on all ranks.
-        """
-        return self.turns[step % len(self.turns)]
-
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that this rank sends between voters in a step."""
         clipping = ByteCount() if self.clipper is None else self.clipper.plan()
-        return sum((route.plan() for route in self.take_turn(step)), clipping)
+        return sum((route.plan() for route in self.turns[step % len(self.turns)]), clipping)
 
     def _wants_model(self) -> bool:
         settings = self._settings
@@ -305,8 +299,7 @@ class Routing:
             for part, (start, stop) in enumerate(param.pieces):
                 blocks[part] += -(-(stop - start) // PIECE_UNIT_ELEMENTS)
         if self._ranks.is_sharded and inside is not None:  # other ranks' shards may be larger
-            rows = gather_bytes(inside, blocks[0].to_bytes(8, "little"), step=step)
-            blocks = [int.from_bytes(row, "little") for row in rows]
+            blocks = list(map(int, ask_texts(inside, str(blocks[0]), step=step)))
         return NormClipper(
             clip,
             between=self.between if clip.scope == "global" else None,

@@ -17,11 +17,10 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.peers.connections import Connections
 from distlion.peers.fingerprint import Fingerprint, FixedGroups, describe_params
-from distlion.peers.handshake import shake_hands
-from distlion.peers.meetings import Meetings
+from distlion.peers.meetings import Meetings, compare
 from distlion.peers.replicas import Replicas
 from distlion.peers.routing import Routing
-from distlion.peers.weights import agree_on_weights, describe_weights, encode_weight
+from distlion.peers.weights import agree_on_weights, describe_weights
 from distlion.step.alone import step_alone
 from distlion.step.clipping import make_clip_alone
 from distlion.step.diagnostics import Diagnosis
@@ -39,6 +38,7 @@ from distlion.step.shard_pieces import ShardPieces
 from distlion.step.sharding import Sharding, find_sharding
 from distlion.step.traffic import TrafficMeter
 from distlion.step.vote import CastVote
+from distlion.wire.frame import PROTOCOL_VERSION
 from distlion.wire.transport import ByteCount
 from distlion.wire.verdict import Verdict
 
@@ -85,7 +85,7 @@ class Session:
         self.connections = Connections(ranks, settings, name=name)
         model = None if earlier is None else earlier.routing.model
         self.routing: Routing = Routing(ranks, settings, self.connections, self.meter, model)
-        self.meetings = Meetings(ranks, settings, self.connections, self.routing, self.meter)
+        self.meetings = Meetings(ranks, settings, self.connections, self.routing)
         self.replicas = Replicas(ranks, settings, self.connections, self.routing)
         self.gradients = GradientWatch()
         self.use: UseWatch = UseWatch("on any worker") if earlier is None else earlier.use
@@ -127,8 +127,10 @@ class Session:
         if not self.ranks.is_alone:
             self.connections.approach()
             link = self.connections.link_all(self.settings.init_timeout_s)
-            told = shake_hands(link, lines, step=step, weight=encode_weight(self.settings))
-            self.ranks = agree_on_weights(link, self.ranks, self.settings, told, step=step)
+            compare(link, lines, step=step)
+            # A worker may have sent its lines and then been interrupted while it waited.
+            link.check_present(step=step)
+            self.ranks = agree_on_weights(link, self.ranks, self.settings, step=step)
             self.routing.take_ranks(self.ranks)
         elif problem := self.settings.find_weight_problem():
             raise InvalidArgumentError(problem)
@@ -172,6 +174,7 @@ class Session:
         """
         lines = [
             f"distlion version: {version('distlion')}",
+            f"protocol version: {PROTOCOL_VERSION}",
             f"optimizer: number {self.lifecycle.number} of its process group",
             f"world size: {self.ranks.n_ranks}",
             f"node size: {self.ranks.node_size}",
@@ -324,7 +327,7 @@ class Session:
         if self.lifecycle.is_dead:
             self.overlap.forget()
             return
-        with self.lifecycle.exchange(call):
+        with self.lifecycle.exchange(call, votes=True):
             inputs, verdict = self.overlap.cancel()
             verdict = self.meetings.settle(verdict, inputs.header)
             self.meter.count_step(self.n_elements)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,14 +24,13 @@ from distlion.signals import deferred_signals
 from distlion.step.hyperparameters import check_positive
 from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks
+from distlion.wire.ask import ask_texts, find_difference
 from distlion.wire.gloo import Gloo
 from distlion.wire.groups import carries_host_memory, find_limit, own_group
 from distlion.wire.roll_call import BUSY_TIMEOUT_S
-from distlion.wire.transport import Transport, gather_bytes
+from distlion.wire.transport import Transport
 from distlion.wire.turns import NO_OPTIMIZER, Turn
 
-_DIGEST_BYTES = 32
-_LENGTH_BYTES = 8
 _CALL = "average_buffers()"
 _BYTES_AT_ONCE = 16 << 20
 """Most bytes of buffers sent together, so that a gather among many workers needs little memory."""
@@ -121,6 +119,8 @@ class _Buffer:
 
     def describe(self) -> str:
         kind = "; mean" if self.has_mean else ""
+        if _is_odd(self.tensor):
+            kind = f"; cannot be averaged: {self.tensor.layout}"
         return f"{tuple(self.tensor.shape)} {self.tensor.dtype}{kind}"
 
 
@@ -179,35 +179,25 @@ def _connect(ranks: Ranks, *, timeout_s: float | None, busy_timeout_s: float) ->
 
 def _agree(link: Transport, named: Mapping[str, _Buffer]) -> None:
     """Compare names, shapes and dtypes over all workers, before any value is sent."""
-    odd = [f"{name} {each.tensor.layout}" for name, each in named.items() if _is_odd(each.tensor)]
-    problem = "".join(odd[:1])
-    lines = [f"{name} {each.describe()}" for name, each in named.items()]
-    text = "\n".join([f"cannot be averaged: {problem}"] if problem else lines).encode()
-    record = sha256(text).digest() + len(text).to_bytes(_LENGTH_BYTES, "little")
-    records = gather_bytes(link, record, step=None)
-    if len(set(records)) == 1 and not problem:
-        return
-    longest = max(int.from_bytes(each[_DIGEST_BYTES:], "little") for each in records)
-    texts = gather_bytes(link, text.ljust(longest, b"\0"), step=None)
-    if problem:
-        raise UnsupportedTypeError(
-            f"[rank {link.rank}] {_CALL}: the buffer {problem} cannot be averaged; expected dense "
-            "tensors with memory of their own for each element. Register it in another way, or "
-            "leave it out of the model"
+    lines = [f"{name}: {each.describe()}" for name, each in named.items()]
+    said = "\n".join([f"call: {_CALL}", *lines])
+    found = find_difference(ask_texts(link, said, step=None))
+    for name, each in named.items():
+        if _is_odd(each.tensor):
+            raise UnsupportedTypeError(
+                f"[rank {link.rank}] {_CALL}: the buffer {name} {each.tensor.layout} cannot be "
+                "averaged; expected dense tensors with memory of their own for each element. "
+                "Register it in another way, or leave it out of the model"
+            )
+    if found is not None:
+        what, culprits = found
+        raise ConfigMismatchError(
+            f"{_CALL}: workers differ: {what}; expected the same buffers on all workers. Build the "
+            "same model on each; nothing was changed",
+            rank=link.rank,
+            culprits=culprits,
+            is_recoverable=True,
         )
-    rows = [each.rstrip(b"\0").decode().split("\n") for each in texts]
-    culprits = [rank for rank, row in enumerate(rows) if row != rows[0]]
-    theirs = rows[culprits[0]]
-    pairs = itertools.zip_longest(rows[0], theirs, fillvalue="no more buffers")
-    first, other = next((mine, theirs) for mine, theirs in pairs if mine != theirs)
-    raise ConfigMismatchError(
-        f"{_CALL}: rank {culprits[0]} has {other or 'no buffers'}, and rank 0 has "
-        f"{first or 'no buffers'}; expected the same buffers on all workers. Build the same model "
-        "on each; nothing was changed",
-        rank=link.rank,
-        culprits=tuple(culprits),
-        is_recoverable=True,
-    )
 
 
 def _is_odd(buffer: Tensor) -> bool:
@@ -219,14 +209,10 @@ def _is_odd(buffer: Tensor) -> bool:
 
 def _find_differing(link: Transport, buffers: Sequence[_Buffer]) -> list[_Buffer]:
     """Return the buffers whose bits differ between workers: only these travel."""
-    own = b"".join(sha256(_as_bytes(each.tensor).numpy().data).digest() for each in buffers)
-    rows = gather_bytes(link, own, step=None) if own else []
-    places = [slice(at, at + _DIGEST_BYTES) for at in range(0, len(own), _DIGEST_BYTES)]
-    return [
-        buffer
-        for buffer, place in zip(buffers, places, strict=True)
-        if len({row[place] for row in rows}) > 1
-    ]
+    sums = [sha256(_as_bytes(each.tensor).numpy().data).hexdigest() for each in buffers]
+    rows = [text.split() for text in ask_texts(link, " ".join(sums), step=None)]
+    found = zip(buffers, zip(*rows, strict=True), strict=True)
+    return [buffer for buffer, of_all in found if len(set(of_all)) > 1]
 
 
 def _as_bytes(buffer: Tensor) -> Tensor:

@@ -130,13 +130,17 @@ class Lifecycle:
             )
 
     @contextmanager
-    def exchange(self, what: str) -> Iterator[None]:
+    def exchange(self, what: str, *, votes: bool = False) -> Iterator[None]:
         """Declare this optimizer dead if the block ends with an error.
 
         An interrupted exchange leaves peers at an unknown place. Only after an error that all of
         them raise, with nothing committed, are they known to wait at the same place. So a signal's
         exception waits for the end, except at construction, which has nothing to commit. The others
         are told that this worker leaves: after the exchange, or during it by an error of its own.
+
+        Args:
+            what: The call, for errors.
+            votes: Whether it begins with votes, and not with a question to all ranks.
 
         Raises:
             PeerLostError, ProcessGroupError, ConcurrentCallError: As ``check_usable``. A member of
@@ -148,7 +152,7 @@ class Lifecycle:
             self._under_way = what
             if self._watch is not None:
                 turns = self._watch.turns
-                turns.now = Turn(turns.now.number + 1, self.number, what)
+                turns.now = Turn(turns.now.number + 1, self.number, what, votes)
             try:
                 yield
             except BaseException as error:

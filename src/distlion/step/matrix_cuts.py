@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Collection, Sequence
 
-import numpy as np
 import torch
 
 from distlion.errors import UnsupportedTypeError
@@ -14,7 +14,8 @@ from distlion.kernels.orthogonal import matrix_shape
 from distlion.step.cut_matrices import Box, CutMatrix
 from distlion.step.param import VotingParam
 from distlion.step.shard_pieces import locate_shard
-from distlion.wire.transport import Transport, gather_bytes
+from distlion.wire.ask import ask_texts
+from distlion.wire.transport import Transport
 
 
 def find_matrices(
@@ -67,20 +68,15 @@ def _gather_cuts(
     params: Sequence[VotingParam], link: Transport, *, step: int
 ) -> list[tuple[tuple[Box, ...], bool]]:
     """Gather each rank's piece of each parameter, and whether some piece is on a CPU."""
-    boxes = [
-        locate_shard(param.param) if param.is_sharded else (param.pieces[param.part],)
+    own = [
+        (
+            locate_shard(param.param) if param.is_sharded else (param.pieces[param.part],),
+            param.device.type == "cpu",
+        )
         for param in params
     ]
-    own = [
-        (*itertools.chain(*box), param.device.type == "cpu")
-        for box, param in zip(boxes, params, strict=True)
-    ]
-    raw = gather_bytes(link, np.array([*itertools.chain(*own)], np.int64).tobytes(), step=step)
-    rows = [iter(np.frombuffer(row, np.int64).tolist()) for row in raw]
+    rows = map(json.loads, ask_texts(link, json.dumps(own), step=step))
     return [
-        (
-            tuple(tuple((next(row), next(row)) for _ in box) for row in rows),
-            max(next(row) for row in rows) > 0,
-        )
-        for box in boxes
+        (tuple(tuple(map(tuple, box)) for box, _ in held), any(on_host for _, on_host in held))
+        for held in zip(*rows, strict=True)
     ]

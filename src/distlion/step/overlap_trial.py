@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import struct
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
-from distlion.wire.transport import Transport, gather_bytes
+from distlion.wire.ask import ask_texts
+from distlion.wire.transport import Transport
 
 logger = logging.getLogger("distlion")
 
@@ -18,7 +19,6 @@ UNTIMED_STEPS = 2
 TIMED_STEPS = 6
 # With overlap first, so that violations of its rules are reported at once.
 STRETCHES = (True, False) * 4
-_SECONDS = struct.Struct("<3d")
 
 
 class OverlapTrial:
@@ -81,11 +81,9 @@ class OverlapTrial:
             with_s - without_s
             for with_s, without_s in zip(self._seconds[True], self._seconds[False], strict=True)
         ]
-        medians = (median(each) for each in (differences, *self._seconds.values()))
-        found = gather_bytes(link, _SECONDS.pack(*medians), step=step)
-        difference_s, with_s, without_s = (
-            fmean(column) for column in zip(*map(_SECONDS.unpack, found), strict=True)
-        )
+        medians = [median(each) for each in (differences, *self._seconds.values())]
+        found = map(json.loads, ask_texts(link, json.dumps(medians), step=step))
+        difference_s, with_s, without_s = map(fmean, zip(*found, strict=True))
         self.is_over = True
         faster = difference_s < 0
         if link.rank == 0:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,9 +15,9 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, ProcessGroupError, UnsupportedTypeError
 from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks, check_member
+from distlion.wire.ask import ask_texts
 from distlion.wire.gloo import Gloo
 from distlion.wire.groups import own_group
-from distlion.wire.transport import gather_bytes
 from distlion.wire.watch import is_registered
 
 if TYPE_CHECKING:
@@ -209,17 +208,14 @@ def _gather_rows(
     _n_found[key] += 1
     group = own_group(voters, name=f"sharding {_n_found[key]}", timeout_s=timeout_s)
     link = Gloo(group, timeout_s=timeout_s)
-    lengths = gather_bytes(link, np.int64(len(row)).tobytes(), step=0)
-    longest = max(int(np.frombuffer(each, np.int64)[0]) for each in lengths)
-    padded = np.full(longest, -1, np.int64)
-    padded[: len(row)] = row
-    rows = [np.frombuffer(each, np.int64) for each in gather_bytes(link, padded.tobytes(), step=0)]
-    if any(each[-1] < 0 for each in rows):
+    told = ask_texts(link, " ".join(map(str, row)), step=0)
+    rows = [tuple(map(int, text.split())) for text in told]
+    if len(set(map(len, rows))) > 1:
         raise InvalidArgumentError(
-            "workers have different numbers of ranks: "
-            f"{[int((each >= 0).sum()) for each in rows]}; expected the same mesh for each"
+            f"workers have different numbers of ranks: {list(map(len, rows))}; expected the same "
+            "mesh for each"
         )
-    return [tuple(each.tolist()) for each in rows]
+    return rows
 
 
 def _group_all(ranks: Sequence[int]) -> dist.ProcessGroup:

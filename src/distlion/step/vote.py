@@ -360,23 +360,6 @@ def _cast_nothing(draft: Draft, coins: Coins, *, nonfinite: str) -> Exchanging[C
     return CastVote(replace(draft, header=header), reply)
 
 
-def abstain_from_all(
-    routes: Sequence[Route],
-    header: Header,
-    coins: Coins,
-    *,
-    nonfinite: str,
-    clipper: Clipper | None,
-) -> list[CastVote]:
-    """Take part in ``cast_votes`` without a vote: the same exchanges in the same order."""
-    if clipper is None:
-        return run_all(abstain_from(route, header, coins, nonfinite=nonfinite) for route in routes)
-    drafts = [draft_nothing(route, header) for route in routes]
-    found, norm = clipper.measure([], header)
-    clipped = [draft.clipped(norm, clipper, found) for draft in drafts]
-    return run_all(cast_nothing(draft, coins, nonfinite=nonfinite) for draft in clipped)
-
-
 def judge_votes(votes: Sequence[CastVote]) -> Verdict:
     """Join the verdicts on all buckets; OK if there is no error, or no bucket."""
     verdicts = [vote.reply.verdict for vote in votes]

@@ -17,7 +17,8 @@ class Finding:
 
     Attributes:
         kind: "lost", a connection closed; "silent", a worker did not answer in time; "order",
-            workers are at calls of different optimizers; "left", a worker said that it leaves.
+            workers are at calls of different optimizers; "call", at different calls of one; "left",
+            a worker said that it leaves.
         culprits: Ranks in the group; empty if unknown.
         busy: Whether the culprits run, but did not come to the exchange.
         note: Further details for the message.
@@ -113,7 +114,11 @@ def conclude(
     if strays and waiting and not silent:
         return Finding("order", tuple(find_minority(calls)), note=name_turns(calls))
     if out_of_order is not None and not silent:
-        return Finding("order", tuple(out_of_order), note=name_turns(waiting))
+        culprits, note = tuple(out_of_order), name_turns(waiting)
+        if len({turn.optimizer for turn in waiting.values()}) > 1:
+            return Finding("order", culprits, note=note)
+        asked = " and ".join(dict.fromkeys(t.call for t in waiting.values() if not t.votes))
+        return Finding("call", culprits, note=f"{note}; {asked} must be called by every rank")
     if gone and not silent:
         note = "it has let go of this optimizer, or destroyed the process group"
         return Finding(kind, tuple(gone), busy=kind == "silent", note=note)
@@ -135,7 +140,7 @@ def describe_loss(
         what: The transfer and its end, in words.
         limits: The arguments that set the limit of a wait, in words.
     """
-    is_blamed = found.kind != "order" and rank in found.culprits
+    is_blamed = found.kind not in ("order", "call") and rank in found.culprits
     return make_error(
         "busy" if found.busy and not is_blamed else found.kind,
         rank=rank,

@@ -44,7 +44,7 @@ from distlion.kernels.contract import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 FIELDS = struct.Struct("<4sHBBq8sQQIHBxiiI")
 CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)

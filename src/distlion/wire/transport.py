@@ -166,12 +166,3 @@ class Transport(Protocol):
             ProcessGroupError: Connections were not made in time.
         """
         ...
-
-
-def gather_bytes(link: Transport, data: bytes, *, step: int | None) -> list[bytes]:
-    """Gather ``data``, of equal length on all ranks, in rank order."""
-    # A clone: Gloo's thread releases it last, and could not free Python's memory at exit.
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
-    everybody = link.empty(link.n_members, len(data))
-    link.all_gather(everybody, own, step=step).wait()
-    return [bytes(row.numpy()) for row in everybody]

@@ -28,11 +28,19 @@ class Turn(NamedTuple):
         optimizer: The number of the optimizer, in the order in which they were made on the process
             group; NO_OPTIMIZER for another call.
         call: Name of the call.
+        votes: Whether it begins with votes; all other calls begin with a question, on other
+            connections.
     """
 
     number: int
     optimizer: int
     call: str
+    votes: bool = False
+
+    @property
+    def place(self) -> str:
+        """The connections on which it begins."""
+        return f"{self.optimizer} {'votes' if self.votes else 'asks'}"
 
     def __str__(self) -> str:
         of = "" if self.optimizer == NO_OPTIMIZER else f" of optimizer {self.optimizer}"
@@ -68,10 +76,10 @@ class Turns:
         weakref.finalize(owner, self.alive.discard, number).atexit = False
 
     def differ(self) -> bool:
-        """Post this worker's turn; return whether another worker posted another optimizer for it.
+        """Post this worker's turn; return whether another worker posted another place for it.
 
-        The others compare their turn with the first one posted. Only optimizers are compared, as
-        frames show a worker's call within one.
+        The others compare their turn with the first one posted. Only places are compared, as frames
+        and questions show a worker's call at one.
         """
         own = self.now
         if self._posted == own.number:
@@ -80,7 +88,7 @@ class Turns:
             with suppress(RuntimeError):  # some stores cannot
                 self._store.delete_key(_key(self._posted))
         self._posted = own.number
-        value = str(own.optimizer)
+        value = own.place
         return bool(self._store.compare_set(_key(own.number), "", value).decode() != value)
 
 
@@ -89,7 +97,7 @@ def _key(number: int) -> str:
 
 
 def find_out_of_order(turns: Mapping[int, Turn]) -> tuple[int, ...] | None:
-    """Find ranks whose call belongs to another optimizer than most others' same call.
+    """Find ranks whose call begins at another place than most others' same call.
 
     Args:
         turns: Turns of the ranks that wait in an exchange.
@@ -100,8 +108,8 @@ def find_out_of_order(turns: Mapping[int, Turn]) -> tuple[int, ...] | None:
     numbers = Counter(turn.number for turn in turns.values())
     for number in numbers:
         alike = {rank: turn for rank, turn in turns.items() if turn.number == number}
-        if len({turn.optimizer for turn in alike.values()}) > 1:
-            return find_minority({rank: turn.optimizer for rank, turn in alike.items()})
+        if len({turn.place for turn in alike.values()}) > 1:
+            return find_minority({rank: turn.place for rank, turn in alike.items()})
     return None
 
 

@@ -202,8 +202,7 @@ class PeerWatch:
         self._ended.set()
         self.has_settled, self._settled_s = True, time.monotonic()
         try:
-            if self._finding is None:
-                within(SETTLE_S, lambda: self._settle(kind))
+            within(SETTLE_S, lambda: self._settle(kind))
         except RuntimeError:
             self._note_store_gone()
             # Once all have agreed, the store's host may leave.
@@ -231,23 +230,30 @@ class PeerWatch:
         )
 
     def _settle(self, kind: FailureKind) -> None:
-        """1 raise the alarm, 2 wait for answers, 3 publish the finding, 4 let others read it."""
+        """1 raise the alarm, 2 wait for answers, 3 publish the finding, 4 let others read it.
+
+        The listening thread may have read a finding before; 4 is for the others all the same.
+        """
+        finding, everybody = self._finding, range(self._world_size)
+        if finding is None:
+            finding = self._find(kind, everybody)
+
+        # 4 let others read it: this worker may keep the store
+        present = [rank for rank in everybody if rank not in finding.culprits]
+        self._await("read", present, READ_S)
+
+    def _find(self, kind: FailureKind, everybody: range) -> Finding:
         # 1 raise the alarm
         self._raise_alarm(kind)
 
         # 2 wait for answers
-        everybody = range(self._world_size)
         self._await("answer", everybody, ANSWER_S, unless=FINDING)
 
         # 3 publish the finding; the first one counts
         if not self._store.check([FINDING]):
             found = json.dumps(asdict(self._conclude(kind)))
             self._store.compare_set(FINDING, "", found)
-        finding = self._read_finding()
-
-        # 4 let others read it: this worker may keep the store
-        present = [rank for rank in everybody if rank not in finding.culprits]
-        self._await("read", present, READ_S)
+        return self._read_finding()
 
     def _raise_alarm(self, kind: FailureKind) -> None:
         self._answer()

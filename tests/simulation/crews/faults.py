@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from simulation.crews.network import STORE, CrewMachine, CrewNetwork
 from simulation.crews.plan import CrewFault, CrewPlan, Phase
-from simulation.faults import MAGIC
+from simulation.faults import FRAME
 from simulation.network import Bytes, Cut, Machine, Message
 
 AT_WORKER = ("late", "leave")
@@ -110,7 +110,7 @@ class CrewInjector:
 
     def _on_send(self, machine: Machine, rank: int, message: Message) -> Bytes:
         data, group = message.data, next(reversed(machine.groups))
-        if data[:4].tobytes() != MAGIC:
+        if data[:4].tobytes() != FRAME:
             return data
         frames = self._frames.setdefault((machine.rank, data.size), [])
         old = [frame for where, frame in frames if where != group]

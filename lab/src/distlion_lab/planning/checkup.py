@@ -17,6 +17,7 @@ import torch.distributed as dist
 from distlion.errors import KernelBackendError, ProcessGroupError
 from distlion.kernels import check_denormals
 from distlion.wire import Gloo
+from distlion.wire.ask import ask
 from distlion.wire.probe import LinkProbe, probe_ranks
 from distlion_lab.planning.bench import KernelRates, measure_kernels
 from distlion_lab.planning.machine import Machine
@@ -90,17 +91,11 @@ def examine(observe: Callable[[str], None]) -> Checkup:
     observe("measuring the kernels")
     dist.barrier()
     own = report_worker(measure_kernels())
-    workers = _gather_reports(own, link.n_members)
+    rows = enumerate(ask(link, encode_report(own), step=0))
+    workers = tuple(decode_report(row, rank=rank) for rank, row in rows)
     observe(f"probing the links of {link.n_members} workers")
     probe = probe_ranks(link, step=0)
     return Checkup(workers, probe, find_faults(workers, probe))
-
-
-def _gather_reports(own: WorkerReport, world_size: int) -> tuple[WorkerReport, ...]:
-    record = torch.frombuffer(bytearray(encode_report(own)), dtype=torch.uint8).clone()
-    rows = [torch.empty_like(record) for _ in range(world_size)]
-    dist.all_gather(rows, record)
-    return tuple(decode_report(row.numpy().tobytes(), rank=rank) for rank, row in enumerate(rows))
 
 
 def report_worker(kernels: KernelRates) -> WorkerReport:

@@ -1,4 +1,4 @@
-"""A worker's report as a fixed number of bytes: JSON, so that no peer's data is unpickled."""
+"""A worker's report as bytes: JSON, so that no peer's data is unpickled."""
 
 from __future__ import annotations
 
@@ -11,25 +11,10 @@ from distlion_lab.planning.bench import KernelRates
 from distlion_lab.planning.machine import Machine
 from distlion_lab.planning.worker_report import WorkerReport
 
-RECORD_BYTES = 4096
-"""Size of each record."""
-
-# Host names have at most 253 characters, interfaces 15; names of processors are short too.
-_MOST_CHARACTERS = 256
-
 
 def encode_report(report: WorkerReport) -> bytes:
-    """Encode a report, its strings cut to 256 characters, padded with zero bytes."""
-    fields = dataclasses.asdict(report)
-    for name, value in fields.items():
-        if isinstance(value, str):
-            fields[name] = value[:_MOST_CHARACTERS]
-    # Escaped, a character outside of ASCII takes up to 12 bytes.
-    data = json.dumps(fields).encode()
-    if len(data) > RECORD_BYTES:
-        data = json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
-    assert len(data) <= RECORD_BYTES  # 4 strings of at most 1,024 bytes would need odd names all
-    return data.ljust(RECORD_BYTES, b"\0")
+    """Encode a report."""
+    return json.dumps(dataclasses.asdict(report)).encode()
 
 
 def decode_report(record: bytes, *, rank: int) -> WorkerReport:
@@ -39,7 +24,7 @@ def decode_report(record: bytes, *, rank: int) -> WorkerReport:
         CorruptFrameError: ``record`` is no report.
     """
     try:
-        fields = json.loads(record.rstrip(b"\0"))
+        fields = json.loads(record)
         kernels = fields.pop("kernels")
         machine = Machine(**_checked(Machine, kernels.pop("machine")))
         rates = KernelRates(**_checked(KernelRates, kernels | {"machine": machine}))
