@@ -49,7 +49,7 @@ class _Member:
         """Train to the end, as one member or as two in succession."""
         if self.rank:
             self._await(f"here {self.rank - 1}")  # ids follow ranks
-        crew = self._join()
+        crew = self._join(min_workers=N_RANKS)
         self._note(f"here {self.rank}")
         if self.rank == LEAVER:
             try:
@@ -61,7 +61,7 @@ class _Member:
             except _LeavesError:
                 self._hang_up()
                 self._await("return")
-            crew = self._join()
+            crew = self._join(min_workers=N_RANKS - 1)
         with crew:
             digests = self._do_steps(crew, until=N_STEPS)
         self._hang_up()
@@ -72,11 +72,11 @@ class _Member:
         self.optimizer = None
         gc.collect()
 
-    def _join(self) -> distlion.Crew:
+    def _join(self, *, min_workers: int) -> distlion.Crew:
         assert self.option.newcomers
         return distlion.Crew(
             self.store.host + f":{self.store.port}",
-            min_workers=N_RANKS - 1,
+            min_workers=min_workers,
             max_workers=N_RANKS,
             run_id=self.case.name,
             secret="of these cases",
@@ -95,9 +95,11 @@ class _Member:
         else:
             self.optimizer = crew.optimizer(model.list_groups(self.case), **arguments)
         optimizer = self.optimizer
+        # All begin together, and go on with fewer: a late starter would miss a vote.
+        crew.min_workers = N_RANKS - 1
         while (step := _count_steps(optimizer, self.option)) < until:
-            if step in (0, RETURNS):
-                if self.rank == 0 and step:
+            if step == RETURNS:
+                if self.rank == 0:
                     self._note("return")
                 await_members(crew, N_RANKS)
             set_grads(params, crew.id, step, self.option)
