@@ -28,4 +28,37 @@ BITS = (
         "mean = mean + 0 * row",
         RECORDED,
     ),
+    Mutation(
+        "bits: momenta move with the wrong beta where votes are summed in parts",
+        "optim/distributed_lion.py",
+        "coefficients=numbers.coefficients,",
+        "coefficients=[\n"
+        "                each._replace(beta2=each.beta1)\n"
+        "                if getattr(settings.exchange, 'counts_in_parts', False)\n"
+        "                else each\n"
+        "                for each in numbers.coefficients\n"
+        "            ],",
+        RECORDED,
+    ),
+    Mutation(
+        "bits: the weights of votes are ignored",
+        "votes/roster.py",
+        "times = torch.tensor(weights, ",
+        "times = torch.tensor([1] * len(weights), ",
+        RECORDED,
+    ),
+    Mutation(
+        "bits: the momentum of outcomes is weighed once more",
+        "local/outer_step.py",
+        "buffer.mul_(step.momentum).add_(outcome)",
+        "buffer.add_(outcome).mul_(step.momentum)",
+        RECORDED,
+    ),
+    Mutation(
+        "bits: matrices take one iteration less",
+        "kernels/orthogonal.py",
+        "ITERATIONS = 5",
+        "ITERATIONS = 4",
+        RECORDED,
+    ),
 )
