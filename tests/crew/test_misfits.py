@@ -36,8 +36,8 @@ def _flush() -> None:
     assert torch.set_flush_denormal(True)
 
 
-def shake_hands_with(line: str, link: Any, lines: Sequence[str], *, step: int) -> None:
-    SHAKE_HANDS(link, [*lines, line], step=step)
+def compare_with(line: str, link: Any, lines: Sequence[str], *, step: int) -> None:
+    COMPARE(link, [*lines, line], step=step)
 
 
 MISFITS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
@@ -53,7 +53,7 @@ MISFITS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     ),
     # Members find this one in the handshake alone, when they have left their epoch for it.
     "a setting that it does not tell": (
-        lambda: setattr(session_module, "shake_hands", partial(shake_hands_with, "another: 1")),
+        lambda: setattr(session_module, "compare", partial(compare_with, "another: 1")),
         {},
         "ConfigMismatchError",
     ),
@@ -68,11 +68,11 @@ MISFITS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 def restore() -> None:
     session_module.version = importlib.metadata.version
-    session_module.PROTOCOL_VERSION, session_module.shake_hands = PROTOCOL, SHAKE_HANDS
+    session_module.PROTOCOL_VERSION, session_module.compare = PROTOCOL, COMPARE
     torch.set_flush_denormal(False)
 
 
-PROTOCOL, SHAKE_HANDS = session_module.PROTOCOL_VERSION, session_module.shake_hands
+PROTOCOL, COMPARE = session_module.PROTOCOL_VERSION, session_module.compare
 
 
 def try_to_join(port: int, name: str) -> str:

@@ -24,6 +24,7 @@ from checkpoint.runs import Worker
 from cluster import run_workers
 from distlion import faults
 from distlion.checkpoint import verify_checkpoint
+from distlion.peers import meetings, weights
 from distlion.wire.gloo import GlooTransfer
 from tiers import in_tiers
 
@@ -306,21 +307,30 @@ def test_an_interrupted_call_is_completed_or_undone_by_all(call: str, tmp_path: 
         assert not list(tmp_path.glob("partial-*"))
 
 
-def interrupt_construction(rank: int, world_size: int, folder: str) -> str:
-    """Interrupt the handshake on a rank that waits for a late one."""
+def interrupt_construction(rank: int, world_size: int, folder: str, question: str) -> str:
+    """Interrupt a question of the handshake on a rank that waits for a late one."""
     listen()
-    left = Path(folder) / "left"
-    once = [True] if rank == VICTIM else []
+    left, once = Path(folder) / "left", list[bool]()
     interrupt_waits(once)
-    if rank != VICTIM:
-        compute_until(left.exists)
+    module = {"settings": meetings, "weights": weights}[question]
+    ask = module.ask_texts
+
+    def ask_late(*args: Any, **options: Any) -> list[str]:
+        if rank == VICTIM:
+            once.append(True)
+        else:
+            compute_until(left.exists)
+        return ask(*args, **options)
+
+    module.ask_texts = ask_late
     raised = raised_by(lambda: make_optimizer(FAR_S, {}))
     left.touch()
     return raised
 
 
-def test_an_interrupt_ends_construction_at_once_and_for_all(tmp_path: Path) -> None:
-    other, victim = run_workers(interrupt_construction, 2, str(tmp_path))
+@pytest.mark.parametrize("question", ["settings", "weights"])
+def test_an_interrupt_ends_construction_at_once_and_for_all(question: str, tmp_path: Path) -> None:
+    other, victim = run_workers(interrupt_construction, 2, str(tmp_path), question)
     assert victim.startswith("KeyboardInterrupt")
     assert other.startswith("PeerLostError")
     assert "rank 1 left" in other

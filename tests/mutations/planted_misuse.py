@@ -141,7 +141,9 @@ MISUSES = (
         "peers/meetings.py",
         "        culprits, first = find_problem([row[0] for row in told])\n",
         '        culprits, first = find_problem(["" if problem is None else str(problem)])\n',
-        ("distributed/test_state_of_all.py",),
+        (
+            "distributed/test_resume.py::test_a_state_that_fits_everywhere_but_on_one_rank_is_refused_on_all",
+        ),
     ),
     Mutation(
         "a parameter frozen later is not described",

@@ -128,9 +128,9 @@ class Session:
             self.connections.approach()
             link = self.connections.link_all(self.settings.init_timeout_s)
             compare(link, lines, step=step)
-            # A worker may have sent its lines and then been interrupted while it waited.
-            link.check_present(step=step)
             self.ranks = agree_on_weights(link, self.ranks, self.settings, step=step)
+            # A worker may have said its weight and then been interrupted while it waited.
+            link.check_present(step=step)
             self.routing.take_ranks(self.ranks)
         elif problem := self.settings.find_weight_problem():
             raise InvalidArgumentError(problem)
