@@ -43,7 +43,7 @@ def test_some_hundred_schedules_keep_all_rules() -> None:
 
 
 def test_late_news_of_a_death_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = play(draw_plan(95))
+    outcome = play(draw_plan(61))
     assert [fault.kind for fault, _ in outcome.fired] == ["die"]
     assert not find_violations(outcome)
     monkeypatch.setattr(rules, "NEWS_S", 0.1)
