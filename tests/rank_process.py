@@ -69,6 +69,8 @@ def work(connection: Connection) -> None:
             job = pickle.loads(connection.recv_bytes())
             with _measured(job.coverage):
                 answer = _answer(job, state)
+                # An optimizer in a cycle, as of an error and its traceback, lets go of its peers.
+                gc.collect()
                 with contextlib.suppress(OSError):
                     connection.send_bytes(answer)
             if connection.recv_bytes() != STAY:

@@ -8,12 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distlion.kernels import reference
-from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Coefficients, Kernels, Segment
+from distlion.kernels import Coefficients, Coins, Kernels, Segment, reference
 from distlion.layout import Bucket, place_parameters, repack
-from distlion.votes.bucket_vote import BucketVote, make_worker_state
-from distlion.votes.roster import Roster
+from distlion.votes import BucketVote, Roster, make_worker_state
 
 _PLAIN, _HOST = cast(Kernels, reference), torch.device("cpu")
 

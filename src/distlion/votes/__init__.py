@@ -2,6 +2,7 @@
 
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.average import Average
+from distlion.votes.bucket_vote import BucketVote, make_worker_state
 from distlion.votes.majority import MajorityVote
 from distlion.votes.masked import MaskedVote
 from distlion.votes.quantized import QuantizedVote
@@ -15,6 +16,7 @@ __all__ = [
     "SCALED_RULES",
     "Aggregation",
     "Average",
+    "BucketVote",
     "MajorityVote",
     "MaskedVote",
     "QuantizedVote",
@@ -22,4 +24,5 @@ __all__ = [
     "Roster",
     "ScaledVote",
     "list_rule_names",
+    "make_worker_state",
 ]
