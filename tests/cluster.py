@@ -55,7 +55,7 @@ PRELOAD_FOR = {
     "lab": ["distlion_lab.training.run", "sklearn.datasets", *_MODELS],
     "integrations": _MODELS,
 }
-"""What the tests of these folders need besides; it takes as long as everything else."""
+"""Further modules for tests in these folders; importing them doubles the time of the start."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
@@ -92,7 +92,7 @@ _idle: list[_Worker] = []
 """Living workers that left nothing behind and wait for a job; each can be any rank."""
 
 left_behind: list[str] = []
-"""What each worker that was replaced for it had left behind."""
+"""Leftovers of the workers that were replaced because of them, one text for each worker."""
 
 
 def run_workers(

@@ -72,7 +72,7 @@ def one_server_of_forks(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Programs]:
-    """What runs programs in forks of one interpreter, for all tests that ask for it."""
+    """Run programs in forks of one interpreter, which all tests of a session share."""
     with Programs() as programs:
         yield programs
 

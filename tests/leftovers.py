@@ -1,4 +1,4 @@
-"""What a function leaves behind in a process that runs others after it."""
+"""Find what a test function leaves behind in a process that is reused."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ STAY = b"stay"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one rank sends back; ``error`` is pickled apart, as an exception may not survive it."""
+    """The answer of one rank; ``error`` is pickled separately, because pickling it can fail."""
 
     ok: bool
     value: Any
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank is told; ``payload`` is unpickled only after the test module is imported."""
+    """The task of one rank; ``payload`` is unpickled only after the test module is imported."""
 
     module_name: str
     module_path: str

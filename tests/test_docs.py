@@ -1,4 +1,4 @@
-"""What documents say is true: names, links, code blocks and commands are checked.
+"""Check the names, links, code blocks and commands in the documents.
 
 Fenced blocks that are checked:
 

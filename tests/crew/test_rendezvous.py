@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from crews import await_true, host_store
-from distlion.crew import carried as handover
+from distlion.crew import carried
 from distlion.crew.rendezvous import (
     FormingError,
     OthersTrainError,
@@ -106,19 +106,19 @@ def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:
     connection = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
     client = SignedStore(connection, b"of this test")
     state: dict[str, Any] = {"losses": "é" * (9 << 20), "steps": [1, 2]}
-    handover.give(client, state)
-    taken = handover.take(client, limit_s=5, is_over=lambda: False)
+    carried.give(client, state)
+    taken = carried.take(client, limit_s=5, is_over=lambda: False)
     assert taken == state
-    handover.clear(client)
+    carried.clear(client)
     assert not client.check(["handover/0"])
 
 
 def test_what_is_not_handed_over_is_not_waited_for() -> None:
     store = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]
     with pytest.raises(FormingError, match="is gone"):
-        handover.take(store, limit_s=60, is_over=lambda: True)
+        carried.take(store, limit_s=60, is_over=lambda: True)
     with pytest.raises(FormingError, match="is gone"):
-        handover.take(store, limit_s=0, is_over=lambda: False)
+        carried.take(store, limit_s=0, is_over=lambda: False)
 
 
 def test_torch_2_6_is_not_asked_for_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from distlion.errors import (
     SparseGradientError,
     UnsupportedTypeError,
 )
-from distlion.step import momentum as momentum_sync
+from distlion.step import momentum
 from drawn import make_params, set_grads
 from virtual_steps import SIZES, do_step, make_cluster
 
@@ -224,8 +224,8 @@ def test_selection_begins_anew_where_a_state_was_saved_without_one() -> None:
 def test_auto_goes_on_averaging_where_workers_disagree_though_that_makes_them_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(momentum_sync, "_LOOK_EVERY", 128)
-    monkeypatch.setattr(momentum_sync, "_REST", 64)
+    monkeypatch.setattr(momentum, "_LOOK_EVERY", 128)
+    monkeypatch.setattr(momentum, "_REST", 64)
     params = {name: nn.Parameter(torch.zeros(8)) for name in ("alike", "apart")}
     sync = MomentumSync(every=1, select="auto", share=0.5)
     cluster = VirtualCluster(params.items(), workers=2, momentum_sync=sync)

@@ -1,4 +1,4 @@
-"""What differs between descriptions is found by what lines are about, not by where they stand."""
+"""Differences between descriptions are found by the keys of lines, not by their positions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from distlion import faults
 from distlion.checkpoint.identity import hand_on_identities, take_identities
-from distlion.crew import carried as handover
+from distlion.crew import carried
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.epoch import QUICK_S, Epoch, call_roll, connect, disconnect
 from distlion.crew.groups import describe_groups, take_groups
@@ -325,10 +325,10 @@ class CrewLion(DistributedLion):
         self._fire_forming("connect")
         gives, given = epoch.place == 0 and epoch.has_laggards, {}
         if gives:
-            handover.give(epoch.store, self._describe_state())
+            carried.give(epoch.store, self._describe_state())
         if epoch.is_behind:
             limit_s = self._settings.init_timeout_s
-            given = handover.take(
+            given = carried.take(
                 epoch.store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody
             )
         kept = [{**group} for group in self.param_groups]
@@ -353,7 +353,7 @@ class CrewLion(DistributedLion):
         self._whole_epoch = epoch.number
         if gives:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
-                handover.clear(epoch.store)
+                carried.clear(epoch.store)
 
     def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
         """Meet the others; return pairs of a tensor to overwrite and its new values."""
