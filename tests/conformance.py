@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from backends import CORES, INTERPRETS, TRUTH, Backend
 from distlion.kernels import Coefficients, Kernels, Segment
 from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
-from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
+from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
 
 MANY = (1, 7, 0, 63, 64, 65, 1023, 4099, 512, 8191, 1, 1)
 BUCKETS = ((0,), (0, 0), (1,), (7,), (63,), (64,), (65,), (1023,), (4099,), (8191,), MANY)
@@ -140,7 +140,7 @@ def bits_of(tensor: Tensor) -> Tensor:
     return bits.masked_fill(tensor.view(-1).isnan(), -1)
 
 
-def make_bucket(sizes: Sequence[int], n_shards: int = 1) -> Bucket:
+def make_bucket(sizes: Sequence[int], n_shards: int = 1) -> BucketLayout:
     """Make a bucket of parameters, many of which start within a word of the coins."""
     words = [count_words(size) for size in sizes]
     starts = itertools.accumulate(words[:-1], initial=0)
@@ -148,7 +148,7 @@ def make_bucket(sizes: Sequence[int], n_shards: int = 1) -> Bucket:
         Slot(f"p{index}", size, start + 999_999_937, start, (37 * index + size) % 64)
         for index, (size, start) in enumerate(zip(sizes, starts, strict=True))
     ]
-    return Bucket(0, tuple(range(len(sizes))), tuple(slots), n_shards)
+    return BucketLayout(0, tuple(range(len(sizes))), tuple(slots), n_shards)
 
 
 def draw(generator: Generator, n: int, dtype: torch.dtype, *, wild: bool = False) -> Tensor:
@@ -169,7 +169,7 @@ def draw(generator: Generator, n: int, dtype: torch.dtype, *, wild: bool = False
 
 
 def make_segments(
-    bucket: Bucket,
+    bucket: BucketLayout,
     generator: Generator,
     memory: Memory,
     *,

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from distlion.kernels import BlockVotes, Coefficients, Coin, ReplyFormat, Segment
 from distlion.kernels.cpu import CpuKernels
-from distlion.layout import Bucket, Slot
+from distlion.layout import BucketLayout, Slot
 
 KERNELS = CpuKernels()
 COIN = Coin(1)
 HYPER = Coefficients(0.9, 0.99, 0.1, 0.0)
 N = 100
 SLOTS = (Slot("first", N, 0, 0), Slot("second", N, 2, 2))
-BUCKET = Bucket(0, (0, 1), SLOTS, 1)
+BUCKET = BucketLayout(0, (0, 1), SLOTS, 1)
 
 
 def make_segments(**changes: object) -> list[Segment]:
@@ -54,7 +54,7 @@ def count(
     out: Tensor | None = None,
     present: Tensor | None = None,
     op: str = "count_signs",
-    bucket: Bucket = BUCKET,
+    bucket: BucketLayout = BUCKET,
 ) -> None:
     votes = words(3, 1, 1, 8) if votes is None else votes
     out = words(1, 1, 8) if out is None else out

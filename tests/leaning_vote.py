@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distlion.kernels import Coins, Kernels, Segment
 from distlion.kernels.words import split_planes, unpack
-from distlion.layout import Bucket
+from distlion.layout import BucketLayout
 from distlion.votes import MajorityVote, Roster
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 
@@ -22,7 +22,7 @@ class LeaningVote(MajorityVote):
 
     worker_state: ClassVar[tuple[str, ...]] = ("last",)
 
-    def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
+    def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         return _LeaningBucket(self, bucket, roster)
 
 

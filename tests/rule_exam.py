@@ -29,7 +29,7 @@ from distlion.kernels import (
     choose_kernels,
 )
 from distlion.kernels.feedback import FLOAT_PLANES
-from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 from distlion.votes import RULES, Aggregation, Roster
 from distlion.votes.bucket_vote import make_worker_state
 from distlion.votes.registry import parse_rule
@@ -59,7 +59,7 @@ class CountedVote:
         reply: (blocks, reply_planes, 8) int64.
     """
 
-    bucket: Bucket
+    bucket: BucketLayout
     directions: list[list[oracle.F32]]
     present: Tensor
     votes: Tensor
@@ -97,7 +97,7 @@ def hold_vote(
     return CountedVote(bucket, directions, present, votes, reply)
 
 
-def make_bucket(n_workers: int) -> Bucket:
+def make_bucket(n_workers: int) -> BucketLayout:
     """Lay out the parameters, one of them with global words after those of another bucket."""
     names = [f"p{n}" for n in SIZES]
     slots = place_parameters(["elsewhere", *names], [100, *SIZES])[1:]
@@ -122,7 +122,7 @@ def make_momentum(worker: int, index: int, n: int) -> oracle.F32:
 
 def encode(
     rule: Aggregation,
-    bucket: Bucket,
+    bucket: BucketLayout,
     grads: Sequence[oracle.F32],
     present: Sequence[bool],
     worker: int,
@@ -157,7 +157,7 @@ def encode(
 
 
 def say(
-    rule: Aggregation, bucket: Bucket, segments: list[Segment], votes: Tensor, coins: Coins
+    rule: Aggregation, bucket: BucketLayout, segments: list[Segment], votes: Tensor, coins: Coins
 ) -> Tensor:
     """Return what a worker keeps after a first vote that is committed, packed: float32 values."""
     vote = rule.start(bucket, Roster.of(bucket.n_shards))
@@ -171,7 +171,12 @@ def say(
 
 
 def count(
-    rule: Aggregation, bucket: Bucket, votes: Tensor, present: Tensor, step: int, first: int = 0
+    rule: Aggregation,
+    bucket: BucketLayout,
+    votes: Tensor,
+    present: Tensor,
+    step: int,
+    first: int = 0,
 ) -> Tensor:
     """Return the reply to votes on some blocks, (blocks, reply_planes, 8)."""
     replies = []
@@ -202,7 +207,7 @@ def read_reply(reply_format: ReplyFormat, bits: Bits, n_present: int) -> oracle.
     return 2 * np.asarray(ones) - n_present
 
 
-def where(bucket: Bucket, index: int) -> slice:
+def where(bucket: BucketLayout, index: int) -> slice:
     """Return the place of a parameter among the elements of its bucket."""
     first = 64 * bucket.slots[index].bucket_word
     return slice(first, first + bucket.slots[index].n_elements)
@@ -308,7 +313,7 @@ def check_absent_votes_do_not_count(rule: Aggregation) -> None:
             assert np.array_equal(unpack(found)[:, here], unpack(held.reply)[:, here])
 
 
-def mask_of(rule: Aggregation, bucket: Bucket, index: int, block: int) -> Tensor:
+def mask_of(rule: Aggregation, bucket: BucketLayout, index: int, block: int) -> Tensor:
     """Return a block, (vote_planes, 8), with the bits of one parameter set."""
     own = np.zeros(bucket.n_blocks * 512, dtype=bool)
     own[where(bucket, index)] = True

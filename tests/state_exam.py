@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distlion.kernels import Coefficients, Coins, Segment
-from distlion.layout import Bucket
+from distlion.layout import BucketLayout
 from distlion.votes import Aggregation, Roster
 from distlion.votes.bucket_vote import BucketVote, WorkerState, make_worker_state
 from rule_exam import BETAS, KERNELS, SEED, make_bucket, make_grad, make_momentum
@@ -27,7 +27,7 @@ NO_GRADIENT, NOT_FINITE = 4, 5
 class _Run:
     """Workers, who counts whole buckets, and owners who count a shard each."""
 
-    def __init__(self, rule: Aggregation, bucket: Bucket) -> None:
+    def __init__(self, rule: Aggregation, bucket: BucketLayout) -> None:
         self.rule, self.bucket, self.step = rule, bucket, 0
         self.roster = Roster.of(N_WORKERS)
         self.workers = [self.start() for _ in range(N_WORKERS)]

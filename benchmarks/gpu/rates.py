@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import distlion
 from distlion.kernels import Coefficients, Coin, Kernels, ReplyFormat, Segment, choose_kernels
-from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 
 HYPER = Coefficients(0.9, 0.99, 1e-4, 0.1)
 COIN = Coin(1)
@@ -83,7 +83,7 @@ class Bench:
         )
 
 
-def make_output(bucket: Bucket, planes: int, device: torch.device) -> Tensor:
+def make_output(bucket: BucketLayout, planes: int, device: torch.device) -> Tensor:
     return torch.empty((bucket.n_blocks, planes, BLOCK_WORDS), dtype=torch.int64, device=device)
 
 

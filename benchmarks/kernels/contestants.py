@@ -25,7 +25,7 @@ from torch import Tensor
 
 from distlion.kernels import BlockVotes, Coefficients, Coin, ReplyFormat, Segment
 from distlion.kernels.cpu import CpuKernels
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, fill_buckets, place_parameters
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, fill_buckets, place_parameters
 
 COIN = Coin(1)
 WORKERS = (4, 8, 64)
@@ -42,7 +42,7 @@ PARAMS_MULTIPLE = max(WORKERS) * BLOCK_WORDS * WORD_ELEMENTS
 Contestants = dict[str, Callable[[], object]]
 
 
-def build_bucket(sizes: list[int], n_shards: int) -> Bucket:
+def build_bucket(sizes: list[int], n_shards: int) -> BucketLayout:
     slots = place_parameters([f"p{i}" for i in range(len(sizes))], sizes)
     kinds = [0] * len(sizes)
     return fill_buckets(slots, kinds, n_shards=n_shards, bucket_elements=1 << 40)[0]
@@ -50,14 +50,14 @@ def build_bucket(sizes: list[int], n_shards: int) -> Bucket:
 
 def build_segments(
     tensors: list[tuple[Tensor, Tensor, Tensor]], *, cautious: bool = False
-) -> tuple[Bucket, list[Segment]]:
+) -> tuple[BucketLayout, list[Segment]]:
     """Make a bucket of (parameter, gradient, momentum)."""
     bucket = build_bucket([len(param) for param, _, _ in tensors], n_shards=1)
     hyper = Coefficients(BETA1, BETA2, LR, WEIGHT_DECAY, cautious=cautious)
     return bucket, [Segment(s, *t, hyper) for s, t in zip(bucket.slots, tensors, strict=True)]
 
 
-def make_output(bucket: Bucket, n_planes: int) -> Tensor:
+def make_output(bucket: BucketLayout, n_planes: int) -> Tensor:
     return torch.empty((bucket.n_blocks, n_planes, BLOCK_WORDS), dtype=torch.int64)
 
 

@@ -81,7 +81,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketLayout:
     """Parameters that travel together.
 
     Attributes:
@@ -267,7 +267,7 @@ def fill_buckets(
     n_shards: int,
     bucket_elements: int,
     backwards: bool = False,
-) -> tuple[Bucket, ...]:
+) -> tuple[BucketLayout, ...]:
     """Put parameters of one kind (rule, dtype, device) into buckets, in group order.
 
     Args:
@@ -289,14 +289,14 @@ def fill_buckets(
     if backwards:
         groups.sort(key=min, reverse=True)
     return tuple(
-        Bucket(index, tuple(part), _pack(slots[i] for i in part), n_shards)
+        BucketLayout(index, tuple(part), _pack(slots[i] for i in part), n_shards)
         for index, part in enumerate(groups)
     )
 
 
-def bucket_of_one(n_elements: int, n_shards: int) -> Bucket:
+def bucket_of_one(n_elements: int, n_shards: int) -> BucketLayout:
     """Return a bucket of one parameter without a name."""
-    return Bucket(0, (0,), (Slot("", n_elements, 0, 0),), n_shards)
+    return BucketLayout(0, (0,), (Slot("", n_elements, 0, 0),), n_shards)
 
 
 def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> BucketShape:
@@ -328,7 +328,10 @@ def shape_numbers(n_numbers: int) -> ChunkShape:
 
 
 def shape_node(
-    n_params: int, parts: Sequence[Bucket], part_shapes: Sequence[BucketShape], dtype: torch.dtype
+    n_params: int,
+    parts: Sequence[BucketLayout],
+    part_shapes: Sequence[BucketShape],
+    dtype: torch.dtype,
 ) -> NodeShape:
     """Size the chunks that the ranks of a node exchange for one bucket.
 
@@ -350,8 +353,8 @@ def shape_node(
 
 
 def take_part(
-    bucket: Bucket, pieces: Sequence[Sequence[tuple[int, int]]], part: int, *, n_shards: int
-) -> Bucket:
+    bucket: BucketLayout, pieces: Sequence[Sequence[tuple[int, int]]], part: int, *, n_shards: int
+) -> BucketLayout:
     """Return the bucket of the pieces that one part has of another bucket.
 
     Args:
@@ -369,12 +372,12 @@ def take_part(
             word = slot.first_word + start // WORD_ELEMENTS
             members.append(position)
             slots.append(slot._replace(n_elements=stop - start, first_word=word))
-    return Bucket(bucket.index, tuple(members), _pack(slots), n_shards)
+    return BucketLayout(bucket.index, tuple(members), _pack(slots), n_shards)
 
 
-def repack(bucket: Bucket, slots: Sequence[Slot]) -> Bucket:
+def repack(bucket: BucketLayout, slots: Sequence[Slot]) -> BucketLayout:
     """Return a bucket of the same members with this rank's sizes, which may be 0."""
-    return Bucket(bucket.index, bucket.members, _pack(slots), bucket.n_shards)
+    return BucketLayout(bucket.index, bucket.members, _pack(slots), bucket.n_shards)
 
 
 def _split(slots: Sequence[Slot], positions: list[int], bucket_elements: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ import oracle
 from distlion.kernels import BlockVotes, Coefficients, Coins, Segment, choose_kernels, reference
 from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
 from distlion.kernels.words import split_planes, unpack
-from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 
 KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=4, step=7, voter=1)
@@ -23,13 +23,13 @@ SIZES = (1, 7, 64, 65, 0, 1023, 4133)
 N_WORKERS = 3
 
 
-def make_bucket() -> Bucket:
+def make_bucket() -> BucketLayout:
     slots = place_parameters([f"p{n}" for n in SIZES], list(SIZES))
     places, word = [], 0
     for slot in slots:
         places.append(slot._replace(bucket_word=word))
         word += slot.n_words
-    return Bucket(0, tuple(range(len(SIZES))), tuple(places), N_WORKERS)
+    return BucketLayout(0, tuple(range(len(SIZES))), tuple(places), N_WORKERS)
 
 
 def draw(n: int, seed: int) -> Tensor:
@@ -39,7 +39,7 @@ def draw(n: int, seed: int) -> Tensor:
     return values
 
 
-def make_segments(bucket: Bucket, *, absent: int | None = None) -> list[Segment]:
+def make_segments(bucket: BucketLayout, *, absent: int | None = None) -> list[Segment]:
     return [
         Segment(
             slot,
@@ -69,7 +69,7 @@ def direction(segment: Segment) -> oracle.F32:
 
 
 def encode(
-    bucket: Bucket, segments: list[Segment], estimates: list[Tensor], bits: int
+    bucket: BucketLayout, segments: list[Segment], estimates: list[Tensor], bits: int
 ) -> tuple[Tensor, Tensor, list[bool]]:
     votes = torch.full((bucket.n_blocks, bits, BLOCK_WORDS), -1, dtype=torch.int64)
     scales = torch.full((len(segments), bits), torch.nan)
@@ -195,7 +195,7 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
         assert torch.equal(found, expected[:, elements])
 
 
-def place(bucket: Bucket, values: list[Tensor], out: Tensor) -> None:
+def place(bucket: BucketLayout, values: list[Tensor], out: Tensor) -> None:
     for slot, value in zip(bucket.slots, values, strict=True):
         start = 64 * slot.bucket_word
         out[start : start + slot.n_elements] = value

@@ -12,7 +12,7 @@ from core_calls import BUCKET, COIN, KERNELS, SLOTS, N, apart, make_segments, wo
 from distlion.errors import InvalidArgumentError
 from distlion.kernels import BlockVotes
 from distlion.kernels.cpu import Core
-from distlion.layout import Bucket, Slot
+from distlion.layout import BucketLayout, Slot
 
 
 def estimates_with(second: Tensor) -> list[Tensor]:
@@ -61,7 +61,7 @@ def add_all(
         BlockVotes(
             words(3, 1, 2, 8) if votes is None else votes,
             torch.ones(3, 2, dtype=torch.bool) if present is None else present,
-            Bucket(0, BUCKET.members, slots, 1),
+            BucketLayout(0, BUCKET.members, slots, 1),
             0,
         ),
         torch.zeros(3, 2, 2) if scales is None else scales,

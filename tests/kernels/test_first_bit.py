@@ -20,20 +20,20 @@ from distlion.kernels import (
     tally_votes,
 )
 from distlion.kernels.words import split_planes, unpack
-from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
+from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
 
 COINS = Coins(seed=11, step=5, voter=2)
 SIZES = (70, 1, 64, 0, 63, 65, 130)
 
 
-def make_bucket() -> Bucket:
+def make_bucket() -> BucketLayout:
     """Make a slot for each bit of a word; some of their numbers are equal."""
     slots, word = [], 0
     for first_bit in range(64):
         size = SIZES[first_bit % len(SIZES)]
         slots.append(Slot(f"p{first_bit}", size, 3 + first_bit // 2, word, first_bit))
         word += count_words(size)
-    return Bucket(0, tuple(range(64)), tuple(slots), 1)
+    return BucketLayout(0, tuple(range(64)), tuple(slots), 1)
 
 
 BUCKET = make_bucket()

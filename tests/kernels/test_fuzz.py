@@ -13,7 +13,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.kernels import BlockVotes, Coin, Kernels, reference
 from distlion.kernels.contract import PARAM_DTYPES, SCALE_BLOCK_ELEMENTS
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
-from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
+from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
 from fuzz_settings import FUZZ, keep_on
 
 REFERENCE = cast(Kernels, reference)
@@ -41,7 +41,7 @@ def count(
     op: str,
     votes: Tensor,
     present: Tensor,
-    bucket: Bucket,
+    bucket: BucketLayout,
     first_block: int,
     out: Tensor,
 ) -> None:
@@ -130,7 +130,7 @@ def test_counts_of_random_votes_are_those_of_the_plain_kernels() -> None:
         seed: int,
     ) -> None:
         slots = place_slots(sizes, gaps[: len(sizes)], first_bits[: len(sizes)])
-        bucket = Bucket(0, tuple(range(len(slots))), slots, 1)
+        bucket = BucketLayout(0, tuple(range(len(slots))), slots, 1)
         vote_planes, out_planes = planes_of(op, n_workers, level_planes)
         votes = random_words((n_workers, n_blocks, vote_planes), seed, sparse=sparse)
         generator = torch.Generator().manual_seed(seed)
@@ -194,7 +194,7 @@ def test_counts_of_any_shapes_and_slots_are_refused_or_stay_within_their_reply()
         shape = (sizes["workers"], sizes["blocks"], sizes["planes"], BLOCK_WORDS)
         votes = torch.zeros(shape, dtype=torch.int64)
         present = torch.ones(sizes["present workers"], sizes["present slots"], dtype=torch.bool)
-        bucket = Bucket(0, tuple(range(len(slots))), tuple(slots), 1)
+        bucket = BucketLayout(0, tuple(range(len(slots))), tuple(slots), 1)
         places = [first_block, *(n for slot in slots for n in (slot.n_elements, slot.bucket_word))]
         is_huge = max(places) > MOST or max((slot.first_bit for slot in slots), default=0) > 63
         for kernels in BACKENDS:

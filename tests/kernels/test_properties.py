@@ -16,14 +16,14 @@ from backends import Backend, over_all
 from distlion.kernels import BlockVotes, Coefficients, Coin, Coins, ReplyFormat, Segment
 from distlion.kernels.coin import GOLDEN, MASK, mix
 from distlion.kernels.contract import PARAM_DTYPES
-from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 
 HYPER = Coefficients(beta1=0.9, beta2=0.99, lr=0.01, weight_decay=0.1)
 SIZES = (1, 7, 63, 64, 65, 1000)
 COINS = Coins(seed=3, step=4, voter=0)
 
 
-def make_bucket(sizes: tuple[int, ...] = SIZES, n_shards: int = 1) -> Bucket:
+def make_bucket(sizes: tuple[int, ...] = SIZES, n_shards: int = 1) -> BucketLayout:
     names = [f"p{index}" for index in range(len(sizes))]
     (bucket,) = fill_buckets(
         place_parameters(names, sizes), [0] * len(sizes), n_shards=n_shards, bucket_elements=1 << 30
@@ -32,7 +32,7 @@ def make_bucket(sizes: tuple[int, ...] = SIZES, n_shards: int = 1) -> Bucket:
 
 
 def make_segments(
-    bucket: Bucket,
+    bucket: BucketLayout,
     device: torch.device,
     *,
     seed: int = 0,
@@ -56,7 +56,7 @@ def make_segments(
     ]
 
 
-def empty_planes(bucket: Bucket, planes: int, device: torch.device) -> Tensor:
+def empty_planes(bucket: BucketLayout, planes: int, device: torch.device) -> Tensor:
     shape = (bucket.n_blocks, planes, BLOCK_WORDS)
     return torch.full(shape, -1, dtype=torch.int64, device=device)
 

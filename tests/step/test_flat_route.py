@@ -8,7 +8,7 @@ import torch
 import matrix
 from distlion.failures import Status
 from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
-from distlion.layout import Bucket, Slot
+from distlion.layout import BucketLayout, Slot
 from distlion.step.flat_route import FlatRoute
 from distlion.step.make import Make
 from distlion.step.param import VotingParam
@@ -23,7 +23,7 @@ from two_levels import TwoLevels
 N_WORKERS = 3
 KERNELS = choose_kernels(CPU)
 HYPER = Coefficients(0.9, 0.99, 0.1, 0.1)
-EMPTY = Bucket(0, (0, 1), (Slot("empty", 0, 3, 0, 7), Slot("also", 0, 3, 0)), N_WORKERS)
+EMPTY = BucketLayout(0, (0, 1), (Slot("empty", 0, 3, 0, 7), Slot("also", 0, 3, 0)), N_WORKERS)
 CASES = {
     f"{rule_name}, {pattern_name}": (rule, pattern)
     for rule_name, rule in {**matrix.LISTED, **matrix.DELTA_RULES}.items()

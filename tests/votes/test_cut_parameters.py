@@ -11,7 +11,7 @@ from torch import Tensor
 import matrix
 from backends import Backend, over_all
 from distlion.kernels import BlockVotes, Coefficients, Coins, Segment
-from distlion.layout import BLOCK_WORDS, Bucket, Slot, count_words
+from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
 from distlion.votes import Aggregation, QuantizedVote
 
 N_WORKERS = 5
@@ -41,14 +41,14 @@ def draw(dtype: torch.dtype) -> list[Row]:
     return rows
 
 
-def place(pieces: Sequence[tuple[int, int]]) -> Bucket:
+def place(pieces: Sequence[tuple[int, int]]) -> BucketLayout:
     """Place the pieces in a bucket, with a word between that nobody has."""
     slots, bucket_word = [], 1
     for start, stop in pieces:
         word, bit = divmod(FIRST + start, 64)
         slots.append(Slot(f"from {start}", stop - start, word, bucket_word, bit))
         bucket_word += count_words(stop - start) + 1
-    return Bucket(0, tuple(range(len(slots))), tuple(slots), n_shards=2)
+    return BucketLayout(0, tuple(range(len(slots))), tuple(slots), n_shards=2)
 
 
 def vote(

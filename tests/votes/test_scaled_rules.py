@@ -16,7 +16,7 @@ import state_exam
 from delta_oracle import DeltaOracle
 from distlion.errors import InvalidArgumentError
 from distlion.kernels import Coefficients, Coins, Kernels, Segment, choose_kernels, reference
-from distlion.layout import Bucket, fill_buckets, pad_bytes, place_parameters
+from distlion.layout import BucketLayout, fill_buckets, pad_bytes, place_parameters
 from distlion.votes import Aggregation, Roster
 from distlion.votes.bucket_vote import make_worker_state
 from distlion.votes.registry import parse_rule
@@ -30,7 +30,7 @@ KERNELS: dict[str, Kernels] = {
 RULES = pytest.mark.parametrize("rule", matrix.DELTA_RULES.values(), ids=matrix.DELTA_RULES)
 
 
-def make_bucket(n_shards: int) -> Bucket:
+def make_bucket(n_shards: int) -> BucketLayout:
     slots = place_parameters([f"p{size}" for size in SIZES], SIZES)
     (bucket,) = fill_buckets(slots, [0] * len(slots), n_shards=n_shards, bucket_elements=1 << 30)
     return bucket

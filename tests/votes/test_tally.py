@@ -12,7 +12,7 @@ import matrix
 from distlion.errors import InvalidArgumentError
 from distlion.kernels import BlockVotes, Coins, choose_kernels
 from distlion.kernels.words import interleave, pack
-from distlion.layout import BLOCK_WORDS, Bucket, fill_buckets, place_parameters
+from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 from distlion.votes import Aggregation, MajorityVote, Roster
 from distlion.votes.bucket_vote import BucketCount
 from distlion.votes.full_precision import FullPrecision
@@ -25,7 +25,9 @@ INTEGER_RULES = {
 }
 
 
-def draw_votes(bucket: Bucket, n_workers: int, planes: int, generator: torch.Generator) -> Tensor:
+def draw_votes(
+    bucket: BucketLayout, n_workers: int, planes: int, generator: torch.Generator
+) -> Tensor:
     """Random votes, spare bits 0: (workers, blocks, planes, 8) int64."""
     votes = torch.zeros(n_workers, bucket.n_blocks, planes, BLOCK_WORDS, dtype=torch.int64)
     for vote in votes:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import matrix
 from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
-from distlion.layout import Bucket, Slot, fill_buckets
+from distlion.layout import BucketLayout, Slot, fill_buckets
 from distlion.votes import Aggregation, MajorityVote, Roster
 from distlion.votes.bucket_vote import BucketVote, make_worker_state
 
@@ -24,7 +24,7 @@ HYPER = Coefficients(beta1=0.9, beta2=0.99, lr=0.1, weight_decay=0.0, grad_scale
 N_ELEMENTS, SEED, STEPS = 1500, 3, 4
 
 
-def make_bucket(n_shards: int) -> Bucket:
+def make_bucket(n_shards: int) -> BucketLayout:
     slots = [Slot("weight", N_ELEMENTS, 0, 0)]
     (bucket,) = fill_buckets(slots, [0], n_shards=n_shards, bucket_elements=N_ELEMENTS)
     return bucket
@@ -33,7 +33,7 @@ def make_bucket(n_shards: int) -> Bucket:
 class Voter:
     """A worker: a replica of the parameter, its momentum, and what its rule keeps."""
 
-    def __init__(self, rule: Aggregation, bucket: Bucket, roster: Roster, voter: int) -> None:
+    def __init__(self, rule: Aggregation, bucket: BucketLayout, roster: Roster, voter: int) -> None:
         self.vote, self.voter = rule.start(bucket, roster), voter
         self.param, self.momentum = torch.zeros(2, N_ELEMENTS)
         self.kept = make_worker_state(rule, self.param)

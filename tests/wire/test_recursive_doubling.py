@@ -16,7 +16,7 @@ from distlion import faults
 from distlion.errors import InvalidArgumentError
 from distlion.failures import Status
 from distlion.kernels import Coins, choose_kernels
-from distlion.layout import WORD_ELEMENTS, Bucket, Slot, fill_buckets
+from distlion.layout import WORD_ELEMENTS, BucketLayout, Slot, fill_buckets
 from distlion.votes import Aggregation, MajorityVote, Roster
 from distlion.votes.bucket_vote import BucketCount
 from distlion.votes.full_precision import FullPrecision
@@ -42,13 +42,13 @@ FRAMES_AND_PADDING = 0.02
 """Of bytes: 64 of a header for each vote, and up to 511 elements of padding a shard."""
 
 
-def make_bucket(n: int, *, first_bit: int = 0) -> Bucket:
+def make_bucket(n: int, *, first_bit: int = 0) -> BucketLayout:
     slots = [Slot(f"p{i}", size, 7 * i, 0, first_bit) for i, size in enumerate(SIZES)]
     (bucket,) = fill_buckets(slots, [0] * len(slots), n_shards=n, bucket_elements=1 << 20)
     return bucket
 
 
-def make_votes(rule: Aggregation, bucket: Bucket, seed: int) -> Tensor:
+def make_votes(rule: Aggregation, bucket: BucketLayout, seed: int) -> Tensor:
     """Draw the bits of one vote: elements agree enough for sums of all sizes, spare bits are 0."""
     generator = torch.Generator().manual_seed(seed)
     shape = (bucket.n_blocks, rule.vote_planes, 8)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.layout import Bucket, fill_buckets, place_parameters
+from distlion.layout import BucketLayout, fill_buckets, place_parameters
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 """Last parts of the names of running statistics, in torch's norms and in Keras'."""
@@ -23,13 +23,13 @@ class Places:
     Attributes:
         names: Names of the parameters.
         shapes, dtypes: Shape and dtype of each.
-        bucket: Bucket of the parameters with elements; ``bucket.members`` holds their numbers.
+        bucket: BucketLayout of the parameters with elements; ``bucket.members`` holds their numbers.
     """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     dtypes: tuple[torch.dtype, ...]
-    bucket: Bucket
+    bucket: BucketLayout
 
     @classmethod
     def of(cls, params: Mapping[str, Tensor]) -> Places:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin
-from distlion.layout import Bucket, Slot
+from distlion.layout import BucketLayout, Slot
 
 
 class BlockVotes(NamedTuple):
@@ -28,7 +28,7 @@ class BlockVotes(NamedTuple):
 
     packed: Tensor
     present: Tensor
-    bucket: Bucket
+    bucket: BucketLayout
     first_block: int
 
 

@@ -15,14 +15,14 @@ from distlion.kernels.coin import Coin
 from distlion.kernels.contract import FLOAT32_MAX, Kernels, Segment
 from distlion.kernels.feedback import FLOAT_PLANES, tree_mean
 from distlion.kernels.words import draw_words, interleave, pack
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, Slot
 
 LOT_BITS = 16
 LOTS = 1 << LOT_BITS
 
 
 def read_directions(
-    kernels: Kernels, segments: Sequence[Segment], bucket: Bucket, *, device: torch.device
+    kernels: Kernels, segments: Sequence[Segment], bucket: BucketLayout, *, device: torch.device
 ) -> list[Tensor]:
     """Compute the direction of each segment: (n,) float32; zeros where one is not finite."""
     packed = torch.empty(

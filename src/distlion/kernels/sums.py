@@ -18,7 +18,7 @@ from distlion.kernels.contract import ReplyFormat
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.tally import VoteFormat
 from distlion.kernels.words import Run, coin_bits, cut_runs, interleave, split_planes
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 
 
 def start_sum(votes: BlockVotes, *, vote_format: VoteFormat) -> Tensor:
@@ -70,7 +70,7 @@ def add_sums(first: Tensor, second: Tensor, n_planes: int) -> Tensor:
 def settle_sum(
     total: Tensor,
     n_present: Tensor,
-    bucket: Bucket,
+    bucket: BucketLayout,
     tie: Coin,
     *,
     vote_planes: int,

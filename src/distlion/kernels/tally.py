@@ -20,7 +20,7 @@ from distlion.kernels.words import (
     split_planes,
     unpack,
 )
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 
 
 class VoteFormat(Enum):
@@ -72,7 +72,7 @@ def tally_votes(votes: BlockVotes, *, vote_format: VoteFormat) -> Tensor:
 def settle_tally(
     tally: Tensor,
     n_present: Tensor,
-    bucket: Bucket,
+    bucket: BucketLayout,
     first_block: int,
     tie: Coin,
     *,

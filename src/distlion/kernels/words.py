@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.kernels.coin import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, Slot, count_words
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, Slot, count_words
 
 # Number of elements widened at a time; whole blocks.
 CHUNK_ELEMENTS = 1 << 20
@@ -139,7 +139,7 @@ class Run:
 
 
 def cut_runs(
-    bucket: Bucket, present: Tensor, first_block: int, n_blocks: int, *, device: torch.device
+    bucket: BucketLayout, present: Tensor, first_block: int, n_blocks: int, *, device: torch.device
 ) -> Iterator[Run]:
     """Cut the bucket's parameters to a run of blocks; leave out parameters without votes."""
     begin, end = first_block * BLOCK_WORDS, (first_block + n_blocks) * BLOCK_WORDS

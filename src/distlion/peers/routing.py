@@ -9,7 +9,7 @@ import torch
 
 from distlion.failures import Status
 from distlion.kernels.dispatch import choose_kernels
-from distlion.layout import Bucket, BucketShape, fill_buckets, repack, take_part
+from distlion.layout import BucketLayout, BucketShape, fill_buckets, repack, take_part
 from distlion.peers.connections import Connections
 from distlion.peers.warm_up import compile_kernels
 from distlion.step.clipping import NormClipper
@@ -195,7 +195,7 @@ class Routing:
 
     def _fill_buckets(
         self, params: Sequence[VotingParam], bucket_elements: int, *, backwards: bool | None = None
-    ) -> tuple[Bucket, ...]:
+    ) -> tuple[BucketLayout, ...]:
         """Fill buckets with whole parameters, so that all ranks of a worker have the same ones."""
         return fill_buckets(
             [param.whole_slot for param in params],
@@ -219,7 +219,7 @@ class Routing:
         n_elements = sum(param.whole_slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
-    def _build_route(self, bucket: Bucket, params: Sequence[VotingParam]) -> Route:
+    def _build_route(self, bucket: BucketLayout, params: Sequence[VotingParam]) -> Route:
         roster = self._ranks.roster
         members = [
             params[position].at(bucket.slots[index])
@@ -267,7 +267,7 @@ class Routing:
 
     def _build_flat(
         self,
-        bucket: Bucket,
+        bucket: BucketLayout,
         params: Sequence[VotingParam],
         rule: Aggregation,
         device: torch.device,

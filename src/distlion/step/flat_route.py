@@ -12,7 +12,7 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import Coefficients, Kernels, Segment
-from distlion.layout import Bucket
+from distlion.layout import BucketLayout
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.param import VotingParam
 from distlion.step.staging import bring_down, bring_up, name_failure
@@ -43,7 +43,7 @@ class FlatRoute:
         matrices: The matrices among the parameters whose shards lie there; None for none.
     """
 
-    bucket: Bucket
+    bucket: BucketLayout
     params: tuple[VotingParam, ...]
     rule: Aggregation
     pattern: Exchange

@@ -16,7 +16,7 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, Kernels, Segment
-from distlion.layout import Bucket, Slot, shape_node
+from distlion.layout import BucketLayout, Slot, shape_node
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.flat_route import FlatRoute
 from distlion.step.param import ALONE, Copies, VotingParam
@@ -207,7 +207,7 @@ class NodeRoute:
         matrices: The matrices to orthogonalize among the parameters; None for none.
     """
 
-    bucket: Bucket
+    bucket: BucketLayout
     params: tuple[VotingParam, ...]
     parts: tuple[FlatRoute, ...]
     link: Transport

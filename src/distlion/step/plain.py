@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.kernels import Coefficients, Coins, Kernels, Segment, reference
-from distlion.layout import Bucket, place_parameters, repack
+from distlion.layout import BucketLayout, place_parameters, repack
 from distlion.votes import BucketVote, Roster, make_worker_state
 
 _PLAIN, _HOST = cast(Kernels, reference), torch.device("cpu")
@@ -34,7 +34,7 @@ class PlainLion(torch.optim.Optimizer):
         self._votes: list[BucketVote] = []
         for group in self.param_groups:
             own = tuple(next(slots) for _ in group["params"])
-            bucket = repack(Bucket(0, tuple(range(len(own))), own, n_shards=1), own)
+            bucket = repack(BucketLayout(0, tuple(range(len(own))), own, n_shards=1), own)
             self._votes.append(group["aggregation"].start(bucket, roster))
             for param in group["params"]:
                 dist.broadcast(param.data, 0)

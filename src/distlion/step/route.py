@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import Coefficients, Kernels, Segment
-from distlion.layout import Bucket
+from distlion.layout import BucketLayout
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.flat_route import FlatRoute
 from distlion.step.param import VotingParam
@@ -24,7 +24,7 @@ class Route(Protocol):
     """The route of one bucket: a ``FlatRoute`` between workers, or a ``NodeRoute`` with nodes."""
 
     @property
-    def bucket(self) -> Bucket:
+    def bucket(self) -> BucketLayout:
         """The layout of the parameters."""
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distlion.layout import Bucket, fill_buckets
+from distlion.layout import BucketLayout, fill_buckets
 from distlion.step.diagnostics import Examiner
 from distlion.step.momentum import MomentumStage
 from distlion.step.param import VotingParam, count_turns
@@ -36,7 +36,7 @@ class ClusterLayout:
     settings: Settings
     roster: Roster
     params: Sequence[VotingParam]
-    buckets: Sequence[Bucket]
+    buckets: Sequence[BucketLayout]
     momenta: MomentumStage | None
     examiner: Examiner | None
     routes: Sequence[VirtualRoute]

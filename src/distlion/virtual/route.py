@@ -10,7 +10,7 @@ from torch import Tensor
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import Segment
 from distlion.kernels.dispatch import choose_kernels
-from distlion.layout import Bucket
+from distlion.layout import BucketLayout
 from distlion.step.param import VotingParam
 from distlion.votes.bucket_vote import WorkerState
 from distlion.votes.reply import ParameterReply
@@ -31,7 +31,7 @@ class VirtualRoute:
         present: (workers, n_params) bool on the CPU: the votes cast in this step.
     """
 
-    def __init__(self, bucket: Bucket, params: Sequence[VotingParam], roster: Roster) -> None:
+    def __init__(self, bucket: BucketLayout, params: Sequence[VotingParam], roster: Roster) -> None:
         self.bucket = bucket
         self.params = tuple(
             params[position].at(bucket.slots[index])

@@ -13,7 +13,7 @@ from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Kernels, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.tally import VoteFormat
-from distlion.layout import Bucket, BucketShape, bucket_of_one
+from distlion.layout import BucketLayout, BucketShape, bucket_of_one
 from distlion.votes.bucket_vote import BucketVote
 from distlion.votes.roster import Roster
 
@@ -67,11 +67,11 @@ class Aggregation(ABC):
         """Number of step lengths per parameter and shard that a reply carries, 0 or 1."""
         return 0
 
-    def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
+    def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         """Create the vote on one bucket, including any state that the rule keeps for it."""
         return BucketVote(self, bucket, roster)
 
-    def shape(self, bucket: Bucket, n_votes: int) -> BucketShape:
+    def shape(self, bucket: BucketLayout, n_votes: int) -> BucketShape:
         """Size a bucket's votes and replies on the wire, for ``n_votes`` votes on an element."""
         return bucket.shape(
             vote_planes=self.vote_planes,

@@ -14,7 +14,7 @@ from distlion.kernels.contract import Kernels, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import FLOAT_PLANES
 from distlion.kernels.orthogonal import orthogonalize_directions
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, BucketShape
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, BucketShape
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
 from distlion.votes.tally import RuleTally
@@ -46,7 +46,7 @@ class BucketVote:
         is_weighted: Whether some vote counts more than once.
     """
 
-    def __init__(self, rule: Aggregation, bucket: Bucket, roster: Roster) -> None:
+    def __init__(self, rule: Aggregation, bucket: BucketLayout, roster: Roster) -> None:
         self.rule, self.bucket, self.roster = rule, bucket, roster
         self.shape = rule.shape(bucket, roster.n_votes)
         self.vote_planes = rule.vote_planes

@@ -15,7 +15,7 @@ from distlion.kernels.contract import Kernels, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
 from distlion.kernels.tally import VoteFormat
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState, make_worker_state
 from distlion.votes.roster import Roster
@@ -88,7 +88,7 @@ class FeedbackVote(Aggregation):
     def n_scales(self) -> int:
         return self.bits
 
-    def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
+    def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         return FeedbackBucket(self, bucket, roster)
 
     def encode(
@@ -114,7 +114,7 @@ class FeedbackBucket(ScalingVote):
     A worker's own estimates are in the optimizer's state, which it passes in with every vote.
     """
 
-    def __init__(self, rule: FeedbackVote, bucket: Bucket, roster: Roster) -> None:
+    def __init__(self, rule: FeedbackVote, bucket: BucketLayout, roster: Roster) -> None:
         super().__init__(rule, bucket, roster)
         # (estimate, its value after the vote) of each parameter.
         self._drafted: Sequence[tuple[Tensor, Tensor]] = ()

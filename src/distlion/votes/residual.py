@@ -13,7 +13,7 @@ from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Kernels, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.lots import read_directions
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.feedback import FeedbackVote, as_votes
 from distlion.votes.roster import Roster
@@ -58,7 +58,7 @@ class ResidualVote(FeedbackVote):
     def n_reply_scales(self) -> int:
         return 1
 
-    def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
+    def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         return _ResidualBucket(self, bucket, roster)
 
     def encode(
@@ -73,7 +73,7 @@ class ResidualVote(FeedbackVote):
 class _ResidualBucket(ScalingVote):
     """The vote on one bucket, with a draft's residuals; others are in the optimizer's state."""
 
-    def __init__(self, rule: ResidualVote, bucket: Bucket, roster: Roster) -> None:
+    def __init__(self, rule: ResidualVote, bucket: BucketLayout, roster: Roster) -> None:
         super().__init__(rule, bucket, roster)
         # (residual, its value after the vote) of each parameter.
         self._drafted: Sequence[tuple[Tensor, Tensor]] = ()

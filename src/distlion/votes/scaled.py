@@ -13,7 +13,7 @@ from distlion.kernels.contract import FLOAT32_MAX, Kernels, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import tree_mean
 from distlion.kernels.tally import VoteFormat
-from distlion.layout import BLOCK_WORDS, FLOAT_BYTES, WORD_ELEMENTS, Bucket, Slot
+from distlion.layout import BLOCK_WORDS, FLOAT_BYTES, WORD_ELEMENTS, BucketLayout, Slot
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.roster import Roster
@@ -226,7 +226,7 @@ class ScaledVote(Aggregation):
     def n_reply_scales(self) -> int:
         return 1
 
-    def start(self, bucket: Bucket, roster: Roster) -> BucketVote:
+    def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         return ScaledBucket(self, bucket, roster)
 
     def encode(

@@ -14,7 +14,7 @@ from distlion.kernels.coin import Coins
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.sums import add_sums, settle_sum, start_sum
 from distlion.kernels.tally import settle_tally, tally_votes
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket, count_sum_planes
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, count_sum_planes
 from distlion.votes.roster import Roster
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RuleTally:
     """
 
     rule: Aggregation
-    bucket: Bucket
+    bucket: BucketLayout
     coins: Coins
     n_votes: int
     roster: Roster | None = None

@@ -18,7 +18,7 @@ from distlion.kernels import (
     Segment,
     choose_kernels,
 )
-from distlion.layout import BLOCK_WORDS, Bucket, Slot
+from distlion.layout import BLOCK_WORDS, BucketLayout, Slot
 from distlion_lab.planning.machine import CPU, Machine
 
 _N_ELEMENTS = 1 << 22
@@ -60,7 +60,7 @@ def measure_kernels() -> KernelRates:
         KernelBackendError: There are no kernels, or not the ones asked for.
     """
     kernels, clock = choose_kernels(torch.device("cpu")), _CoreClock()
-    bucket = Bucket(0, (0,), (Slot("measured", _N_ELEMENTS, 0, 0),), _N_WORKERS)
+    bucket = BucketLayout(0, (0,), (Slot("measured", _N_ELEMENTS, 0, 0),), _N_WORKERS)
     generator = torch.Generator().manual_seed(0)
     param, grad, exp_avg = torch.randn(
         3, _N_ELEMENTS, generator=generator, dtype=torch.float32, device="cpu"

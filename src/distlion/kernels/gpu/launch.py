@@ -13,7 +13,7 @@ from torch import Tensor
 
 from distlion.kernels.gpu import bits, checks
 from distlion.kernels.gpu.table import FIELDS, Part, Rows, Uploaded
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Bucket
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 
 N_WARPS = 4
 """Fewer than 8, so that a thread has 32 elements, which share its one-time work."""
@@ -55,7 +55,7 @@ def _entered(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def list_runs(
-    bucket: Bucket,
+    bucket: BucketLayout,
     present: npt.NDArray[np.bool_ | np.uint8],
     first_block: int,
     n_blocks: int,
