@@ -138,7 +138,7 @@ def train(rule: str, options: list[str], args: argparse.Namespace) -> dict[str, 
         optimizer.zero_grad()
     optimizer.verify_replicas()
     digests = reference.digests([param.detach().cpu() for param in params]).tolist()
-    n_buckets = len(getattr(optimizer, "outer_optimizer", optimizer)._session.routing.routes)
+    n_buckets = len(getattr(optimizer, "outer_optimizer", optimizer)._session.routing.buckets)
     return {"digests": digests, "buckets": n_buckets, "calls": calls}
 
 

@@ -201,14 +201,14 @@ def repair(rank: int, world_size: int) -> int:
     )
     train(optimizer, params, rank, 0, AT)
     if rank == 1:
-        (route,) = optimizer._session.routing.routes
-        route.parts[0].vote._everybody[0] += 100  # type: ignore[attr-defined]
+        (bucket,) = optimizer._session.routing.buckets
+        bucket.parts[0].vote._everybody[0] += 100  # type: ignore[attr-defined]
     train(optimizer, params, rank, AT, AT + 2)
     repaired = optimizer.traffic.check_sent_bytes
     train(optimizer, params, rank, AT + 2, STEPS)
     optimizer.verify_replicas()
-    (route,) = optimizer._session.routing.routes
-    assert float(route.parts[0].vote._everybody.abs().max()) < 100  # type: ignore[attr-defined]
+    (bucket,) = optimizer._session.routing.buckets
+    assert float(bucket.parts[0].vote._everybody.abs().max()) < 100  # type: ignore[attr-defined]
     return repaired
 
 
@@ -298,7 +298,7 @@ def hold_drafts(rank: int, world_size: int) -> list[bool]:
     for param in params_of(optimizer):
         param.grad = torch.full_like(param, float(rank + 1))
     optimizer.step()
-    kept: list[Any] = [route.parts[0].vote for route in optimizer._session.routing.routes]
+    kept: list[Any] = [bucket.parts[0].vote for bucket in optimizer._session.routing.buckets]
     return [bool(each._drafted) or each._note_votes is not None for each in kept]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.step.flat_route import FlatRoute
+from distlion.step.bucket import Bucket
 
 pytestmark = pytest.mark.distributed
 
@@ -66,15 +66,15 @@ def snapshot(params: dict[str, nn.Parameter], momenta: list[Tensor]) -> list[lis
 
 def train(rank: int, world_size: int) -> dict[str, Any]:
     """Train each case; return bits, who was left out, and whether votes had bits."""
-    found, exchange = {}, FlatRoute.exchange
+    found, exchange = {}, Bucket.exchange
     cast: list[bool] = []
 
-    def note(route: FlatRoute, header: Any, votes: Tensor, *rest: Any) -> Any:
+    def note(bucket: Bucket, header: Any, votes: Tensor, *rest: Any) -> Any:
         if header.step == 24:
             cast.append(bool(votes.any()))
-        return exchange(route, header, votes, *rest)
+        return exchange(bucket, header, votes, *rest)
 
-    FlatRoute.exchange = note  # type: ignore[method-assign]
+    Bucket.exchange = note  # type: ignore[method-assign]
     for name, options in CASES.items():
         params = make_params()
         optimizer = distlion.DistributedLion(

@@ -178,7 +178,7 @@ def train_matrices(
                 param.grad = place(sum(own[1:], own[0]) / len(own))
             optimizer.step()
         optimizer.verify_replicas()
-        cut = [route.matrices for route in optimizer._session.routing.routes]
+        cut = [bucket.matrices for bucket in optimizer._session.routing.buckets]
         dtypes = {each.dtype for each in cut if isinstance(each, CutMatrices)}
         return [param.detach().cpu() for param in params], dtypes
 

@@ -47,7 +47,7 @@ def count_waits(
             run_backward(params, rank, step, device)
             optimizer.step()
         assert optimizer.committed_step == at_step + 1
-        n_buckets = len(optimizer._session.routing.routes)
+        n_buckets = len(optimizer._session.routing.buckets)
         return device.waits, Counter(device.copies), len(device.launches), n_buckets
 
 

@@ -167,7 +167,7 @@ def stage_a_wait(
         return
     signal.signal(signal.SIGINT, hear)
     # The last bucket's vote is encoded within step(), also with overlap.
-    n_buckets = len(optimizer._session.routing.routes)
+    n_buckets = len(optimizer._session.routing.buckets)
     fault = faults.arm(rank=rank, step=ACCIDENT_STEP, point="after_encode", action=tell)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.step.vote import CastVote
+from distlion.step.bucket import Bucket
 from failures import caught, make_optimizer, make_params, params_of, set_grads
 
 
@@ -19,15 +20,15 @@ def cut_commit_short(rank: int, world_size: int) -> tuple[str, str, str]:
     """Interrupt the commit of the second of two buckets; what state_dict() and step() raise."""
     optimizer = make_optimizer(bucket_elements=1)
     set_grads(optimizer, 0, rank)
-    commit, committed = CastVote.commit, []
+    commit, committed = Bucket.commit, []
 
-    def interrupted(vote: CastVote, inputs: object) -> None:
-        committed.append(vote)
+    def interrupted(bucket: Bucket, *rest: Any) -> None:
+        committed.append(bucket)
         if len(committed) == 2:
             raise KeyboardInterrupt
-        commit(vote, inputs)  # type: ignore[arg-type]
+        commit(bucket, *rest)
 
-    CastVote.commit = interrupted  # type: ignore[method-assign,assignment]
+    Bucket.commit = interrupted  # type: ignore[method-assign,assignment]
     before = [param.detach().clone() for param in optimizer.param_groups[0]["params"]]
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()

@@ -29,7 +29,7 @@ def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
     )
     run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
     optimizer.step()
-    return len(optimizer._session.routing.routes), optimizer.committed_step
+    return len(optimizer._session.routing.buckets), optimizer.committed_step
 
 
 def test_parts_that_measure_different_links_choose_the_same_buckets() -> None:
@@ -72,7 +72,7 @@ def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
         param.grad = torch.ones(UNIT)
     optimizer.step()
     patterns = {
-        repr(part.pattern) for route in optimizer._session.routing.routes for part in route.parts
+        repr(part.pattern) for bucket in optimizer._session.routing.buckets for part in bucket.parts
     }
     return optimizer.committed_step, patterns
 

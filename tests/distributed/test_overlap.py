@@ -311,11 +311,11 @@ def arrive_twice(rank: int, world_size: int) -> Caught | None:
     optimizer = make_optimizer(overlap=True, bucket_elements=64)
     overlap = optimizer._session.overlap
     assert overlap is not None
-    for bucket, route in enumerate(overlap._routes):
-        for param in route.params:
+    for number, bucket in enumerate(overlap._buckets):
+        for param in bucket.params:
             param.param.grad = torch.ones_like(param.param)
             overlap.note_arrival(id(param.param))
-            if rank == 1 and bucket == 0:
+            if rank == 1 and number == 0:
                 param.param.grad.data.add_(1.0)
                 overlap.note_arrival(id(param.param))
     return caught(optimizer, optimizer.step)

@@ -122,7 +122,7 @@ def step_once(optimizer: Any, step: int, rank: int, factor: float = 1.0) -> None
 def leaves_during_backward(optimizer: Any) -> bool:
     """Whether votes do; the last parameter, whose gradient is the first, is in front then."""
     last = params_of(optimizer)[-1]
-    is_in_front = optimizer._session.routing.routes[0].params[0].param is last
+    is_in_front = optimizer._session.routing.buckets[0].params[0].param is last
     assert is_in_front == (not optimizer._session.overlap._waits)
     return is_in_front
 

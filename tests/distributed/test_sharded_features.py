@@ -28,7 +28,6 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.integrations.fsdp import disable_all_reduce
-from distlion.step.vote import draft_vote
 from distributed.sharded_models import (
     Reference,
     build,
@@ -355,12 +354,12 @@ def clip_beside_tensor_parallelism(rank: int, world_size: int) -> tuple[float, f
     model(torch.randn(4, 7)).square().mean().backward()
     squares = [param.grad.full_tensor().double().square().sum() for param in model.parameters()]
     inputs, session = optimizer._gather_inputs(), optimizer._session
-    counted = [
-        segment
-        for route in session.routing.routes
-        for segment in draft_vote(route, inputs).list_counted()
-    ]
-    _, norm = session.routing.clipper.measure(counted, inputs.header)
+    buckets = session.routing.buckets
+    for bucket in buckets:
+        bucket.load(inputs)
+    counted = [segment for bucket in buckets for segment in bucket.list_counted()]
+    [clipping] = session.stages
+    _, norm = clipping.measure(counted, inputs.header)
     optimizer.step()
     refused = ""
     try:

@@ -28,11 +28,10 @@ CUT_MATRICES = (
     ),
     Mutation(
         "directions of the first step are encoded in all steps",
-        "step/vote.py",
-        "    given, header = matrices.orthogonalize(by_position, draft.header, inputs if can_vote "
-        "else None)\n",
-        "    given, header = matrices.orthogonalize(by_position, draft.header, inputs if can_vote "
-        "else None)\n    given = matrices.__dict__.setdefault('kept', given)\n",
+        "step/bucket.py",
+        "            by_position, self.header, inputs if can_vote else None\n        )\n",
+        "            by_position, self.header, inputs if can_vote else None\n        )\n"
+        "        given = matrices.__dict__.setdefault('kept', given)\n",
         BITS,
     ),
     Mutation(
@@ -72,7 +71,7 @@ CUT_MATRICES = (
     ),
     Mutation(
         "a worker that abstains from a matrix moves its momentum",
-        "step/vote.py",
+        "step/bucket.py",
         "[each.position not in dropped for each in own]",
         "[True for each in own]",
         LACKS,
@@ -86,9 +85,9 @@ CUT_MATRICES = (
     ),
     Mutation(
         "workers that give a step up leave others in the gather",
-        "step/vote.py",
-        "        draft = _orthogonalize(draft, draft.route.matrices, None)\n",
-        "        pass\n",
+        "step/bucket.py",
+        "            self._orthogonalize(self.matrices, None)\n",
+        "            pass\n",
         TROUBLE,
     ),
     Mutation(

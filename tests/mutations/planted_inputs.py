@@ -10,9 +10,9 @@ FIXED = ("peers/test_fixed_groups.py",)
 INPUTS = (
     Mutation(
         "a worker whose gradient cannot be read leaves the others waiting",
-        "step/vote.py",
-        "        return replace(draft_nothing(route, inputs.refuse(header, error)), marks=marks)",
-        "        raise",
+        "step/bucket.py",
+        "            self.load_nothing(inputs.refuse(header, error))",
+        "            raise",
         SPOILED,
     ),
     Mutation(

@@ -107,8 +107,8 @@ LOCAL_STEPS = (
     Mutation(
         "a rank hears of votes on its own pieces alone",
         "step/nodes.py",
-        "for number, part in enumerate(self.parts)\n            for position",
-        "for number, part in [(self.link.rank, self.part)]\n            for position",
+        "for number, part in enumerate(self._parts)\n            for position",
+        "for number, part in [(self.inside.rank, self._part)]\n            for position",
         LEFT_OUT,
     ),
     Mutation(

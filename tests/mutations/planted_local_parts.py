@@ -29,8 +29,8 @@ LOCAL_PARTS = (
     Mutation(
         "a vote on a part sends all parameters",
         "peers/routing.py",
-        "[route for route in self.routes if route.params[0].turn == turn]",
-        "list(self.routes)",
+        "[bucket for bucket in self.buckets if bucket.params[0].turn == turn]",
+        "list(self.buckets)",
         REAL_PARTS,
     ),
     Mutation(

@@ -58,9 +58,9 @@ LOSSES = (
     ),
     Mutation(
         "loss: an overflow is taken for a value that is not finite",
-        "step/vote.py",
-        "    elif inputs.found_inf:\n"
-        "        header = with_error(header, Status.OVERFLOW, culprit=inputs.rank)\n",
+        "step/bucket.py",
+        "        elif inputs.found_inf:\n"
+        "            header = with_error(header, Status.OVERFLOW, culprit=inputs.rank)\n",
         "",
         NONFINITE,
     ),

@@ -169,7 +169,7 @@ MISUSES = (
     Mutation(
         "parameters that one worker uses count as unused",
         "peers/session.py",
-        "voted = [vote.draft.route.list_voted(vote.reply) for vote in votes]",
+        "voted = [bucket.list_voted() for bucket in buckets]",
         "voted = [[p.position for p in self.params if p.param.grad is not None]]",
         USE,
     ),

@@ -48,10 +48,10 @@ OVERLAP = (
         (*PAUSES, f"{FOUND}[no_sync within no_sync]"),
     ),
     Mutation(
-        "a pause ends with new routes",
+        "a pause ends with new buckets",
         OVERLAP_FILE,
-        "        self._routes, self._waits = routes, waits\n",
-        "        self._routes, self._waits, self._paused = routes, waits, False\n",
+        "        self._buckets, self._waits = buckets, waits\n",
+        "        self._buckets, self._waits, self._paused = buckets, waits, False\n",
         PAUSES,
     ),
     Mutation(

@@ -65,19 +65,19 @@ PROTOCOL = (
     ),
     Mutation(
         "a worker leaves the exchange once it finds an error, simulated",
-        "step/vote.py",
-        "not inputs.is_excluded for segment in segments]\n    if faults",
-        "not inputs.is_excluded for segment in segments]\n"
-        "    if header.status is Status.NON_FINITE and inputs.rank == header.culprit:\n"
-        '        raise GradientChangedError("not finite", is_recoverable=True)\n'
-        "    if faults",
+        "step/bucket.py",
+        "        if faults.armed:\n            inputs.after_encode()\n",
+        "        header = self.header\n"
+        "        if header.status is Status.NON_FINITE and inputs.rank == header.culprit:\n"
+        '            raise GradientChangedError("not finite", is_recoverable=True)\n'
+        "        if faults.armed:\n            inputs.after_encode()\n",
         SIMULATION,
     ),
     Mutation(
         "the last bucket's verdict is not heard, simulated",
         "optim/distributed_lion.py",
-        "inputs.header.step, judge_votes(votes)",
-        "inputs.header.step, judge_votes(votes[:1])",
+        "inputs.header.step, judge(buckets)",
+        "inputs.header.step, judge(buckets[:1])",
         SIMULATION,
     ),
     Mutation(

@@ -224,14 +224,14 @@ RELIABILITY = (
     ),
     Mutation(
         "excluded: a vote is sent, but says that it is none",
-        "step/vote.py",
-        "        votes, *_ = route.encode([], inputs.coins)\n    if seen",
-        "        pass\n    if seen",
+        "step/bucket.py",
+        "            votes, *_ = self.encode([], inputs.coins)\n        if seen",
+        "            pass\n        if seen",
         REAL,
     ),
     Mutation(
         "excluded: a vote of zeros counts",
-        "step/vote.py",
+        "step/bucket.py",
         "segment.grad is not None and not inputs.is_excluded",
         "segment.grad is not None",
         REAL,

@@ -42,9 +42,10 @@ TRIAL = (
         "trial of overlap: votes go on leaving during backward",
         "peers/session.py",
         "step=step) and self.overlap is not None:\n"
-        "            self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)",
+        "            self.overlap.take(self.routing.buckets, waits=not "
+        "self.routing.trial.overlaps)",
         "step=step) and self.overlap is not None:\n"
-        "            self.overlap.take(self.routing.routes, waits=False)",
+        "            self.overlap.take(self.routing.buckets, waits=False)",
         TESTS,
     ),
     Mutation(

@@ -189,7 +189,7 @@ WEIGHTS = (
         WORKERS,
     ),
     Mutation(
-        "weights: routes are built before they are known",
+        "weights: buckets are built before they are known",
         "peers/session.py",
         "            self.routing.take_ranks(self.ranks)\n",
         "",

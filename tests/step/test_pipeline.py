@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distlion.step.vote import Pipeline, run_all
+from distlion.step.bucket import Pipeline, run_all
 from distlion.wire.pattern import Exchanging
 
 

@@ -23,7 +23,7 @@ class Places:
     Attributes:
         names: Names of the parameters.
         shapes, dtypes: Shape and dtype of each.
-        bucket: BucketLayout of the parameters with elements; ``bucket.members`` holds their numbers.
+        bucket: Layout of the parameters with elements; its ``members`` holds their numbers.
     """
 
     names: tuple[str, ...]

@@ -25,11 +25,11 @@ from distlion.local.parts import take_turns
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.peers.fingerprint import Fingerprint
 from distlion.step.alone import check_finite, gather_alone
+from distlion.step.bucket import Bucket, abstain
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import describe_problem
 from distlion.step.param import VotingParam, is_dtensor
 from distlion.step.shard_pieces import ShardPieces
-from distlion.step.vote import CastVote, abstain
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.verdict import Verdict
 
@@ -72,7 +72,7 @@ class CommonPoint(DistributedLion):
     ) -> None:
         self._outer, self._lines, self._on_commit = outer, [*outer.describe(), *more], on_commit
         self._n_parts, self._calls = parts, 0
-        self._cast: Sequence[CastVote] = ()
+        self._cast: Sequence[Bucket] = ()
         self._voted_alone: Sequence[int] = ()
         self.has_entered = Event()
         self._problem: InvalidArgumentError | None = None
@@ -207,15 +207,14 @@ class CommonPoint(DistributedLion):
             self.outer_momentum.forget()
             self._cast, self._voted_alone, self._session.fingerprint.passing = (), (), ()
 
-    def _cast_votes(self) -> tuple[StepInputs, list[CastVote]]:
-        inputs, votes = super()._cast_votes()
-        self._cast = votes
-        return inputs, votes
+    def _cast_votes(self) -> tuple[StepInputs, Sequence[Bucket]]:
+        inputs, self._cast = super()._cast_votes()
+        return inputs, self._cast
 
     def _advance(self) -> None:
         voted = set(self._voted_alone)
-        for vote in self._cast:
-            voted.update(vote.draft.route.list_voted(vote.reply))
+        for bucket in self._cast:
+            voted.update(bucket.list_voted())
         self.outer_momentum.finish(self.list_moving(), voted)
         super()._advance()
         self._on_commit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from distlion.optim.saved_state import parse_or_note, restoring, warn_of_one_sta
 from distlion.peers.fingerprint import Fingerprint
 from distlion.peers.ownership import MomentumOwnership, find_ownership, name_worker
 from distlion.peers.session import open_session
+from distlion.step.bucket import Bucket, cast_votes, check_unchanged, judge
 from distlion.step.clipping import ClipNorm
 from distlion.step.diagnostics import Diagnosis
 from distlion.step.hyperparameters import (
@@ -34,7 +36,6 @@ from distlion.step.nodes import Nodes
 from distlion.step.param import VotingParam
 from distlion.step.settings import Settings
 from distlion.step.traffic import Traffic
-from distlion.step.vote import CastVote, cast_votes, check_unchanged, judge_votes
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.pattern import Exchange
@@ -213,20 +214,25 @@ class DistributedLion(VotingBase):
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         self._fire("before_step", self._known_step)
         with session.lifecycle.exchange(f"step {self._known_step}", votes=True):
-            if self._vote_and_commit() and self._known_step >= session.replicas.due_step:
+            try:
+                is_committed = self._vote_and_commit()
+            finally:
+                for bucket in session.routing.buckets:
+                    bucket.clear()
+            if is_committed and self._known_step >= session.replicas.due_step:
                 session.compare_replicas(step=self._known_step)
             if self._settings.overlap:
                 session.try_overlap(step=self._known_step)
 
     def _vote_and_commit(self) -> bool:
         """Encode and exchange every bucket; then commit all of them, or none."""
-        session, (inputs, votes) = self._session, self._cast_votes()
-        step, verdict = inputs.header.step, judge_votes(votes)
+        session, (inputs, buckets) = self._session, self._cast_votes()
+        step, verdict = inputs.header.step, judge(buckets)
         if session.sharding is not None:
             verdict = session.meetings.settle(verdict, inputs.header)
         follow_up, followed, routing = session.follow_up, None, session.routing
         if follow_up is not None and verdict.status is Status.OK:
-            followed = follow_up.exchange(votes, inputs.header, routing.between, routing.inside)
+            followed = follow_up.exchange(buckets, inputs.header, routing.between, routing.inside)
             verdict = followed.verdict
         session.meter.count_step(session.n_elements)
         if verdict.status is not Status.OK:
@@ -234,28 +240,31 @@ class DistributedLion(VotingBase):
         if self._settings.check_every is not None and not session.replicas.are_compared:
             session.compare_replicas(step=step)  # weights may have been loaded after construction
         self._fire("before_commit", step)
-        check_unchanged(votes, rank=inputs.rank, step=step)
+        check_unchanged(buckets, rank=inputs.rank, step=step)
         session.lifecycle.is_torn = True
-        for vote in votes:
-            vote.commit(inputs)
+        for bucket in buckets:
+            bucket.commit(inputs.coefficients, inputs.rounding)
+        for stage in session.stages:
+            stage.commit(buckets, inputs)
         if follow_up is not None and followed is not None:
-            follow_up.commit(followed, votes, step)
+            follow_up.commit(followed, buckets, step)
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
         looks = inputs.wants_digest or follow_up or not session.use.is_over
-        if looks or not any(vote.reply.present.any() for vote in votes):
-            session.observe(votes, wants_digest=inputs.wants_digest)
+        if looks or not any(bucket.reply.present.any() for bucket in buckets):
+            session.observe(buckets, wants_digest=inputs.wants_digest)
         self._fire("after_commit", step)
         return True
 
-    def _cast_votes(self) -> tuple[StepInputs, list[CastVote]]:
+    def _cast_votes(self) -> tuple[StepInputs, Sequence[Bucket]]:
         session, inputs = self._session, self._gather_inputs()
         if session.overlap is not None:
             return session.overlap.finish(inputs)
         turns = session.routing.turns
-        routes = turns[inputs.header.step % len(turns)]
-        return inputs, cast_votes(routes, inputs, session.routing.clipper)
+        buckets = turns[inputs.header.step % len(turns)]
+        cast_votes(buckets, inputs, session.stages)
+        return inputs, buckets
 
     def _gather_inputs(self) -> StepInputs:
         """Gather the inputs that buckets share; other workers hear of errors too."""

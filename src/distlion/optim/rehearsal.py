@@ -6,7 +6,7 @@ import torch
 
 from distlion.failures import Status
 from distlion.optim.distributed_lion import DistributedLion
-from distlion.step.vote import judge_votes
+from distlion.step.bucket import judge
 
 
 @torch.no_grad()
@@ -20,14 +20,14 @@ def rehearse_step(optimizer: DistributedLion) -> None:
     """
     session = optimizer._session
     with session.lifecycle.exchange("rehearse_step()", votes=True):
-        inputs, votes = optimizer._cast_votes()
+        inputs, buckets = optimizer._cast_votes()
         session.meter.count_step(session.n_elements)
-        verdict = judge_votes(votes)  # a worker that is alone casts none
+        verdict = judge(buckets)  # a worker that is alone casts none
         if verdict.status not in (Status.OK, Status.NON_FINITE, Status.OVERFLOW):
             session.abandon(verdict, optimizer.param_groups, inputs)
     # Gradients are compared between workers in the first steps only.
-    if votes and inputs.wants_digest:
-        session.gradients.observe([vote.reply for vote in votes], session.params)
+    if buckets and inputs.wants_digest:
+        session.gradients.observe([bucket.reply for bucket in buckets], session.params)
 
 
 def is_trying_overlap(optimizer: DistributedLion) -> bool:

@@ -1,4 +1,4 @@
-"""Routes: the pattern and the links of each bucket, and their order."""
+"""Buckets: their parameters, pattern and links, and their order."""
 
 from __future__ import annotations
 
@@ -12,22 +12,18 @@ from distlion.kernels.dispatch import choose_kernels
 from distlion.layout import BucketLayout, BucketShape, fill_buckets, repack, take_part
 from distlion.peers.connections import Connections
 from distlion.peers.warm_up import compile_kernels
-from distlion.step.clipping import NormClipper
+from distlion.step.bucket import Bucket, run_all
 from distlion.step.cut_matrices import CutMatrices, CutMatrix
-from distlion.step.flat_route import FlatRoute
 from distlion.step.matrix_cuts import find_matrices
-from distlion.step.nodes import PIECE_UNIT_ELEMENTS, NodeRoute
+from distlion.step.nodes import NodeBucket
 from distlion.step.outcome import explain
 from distlion.step.overlap_trial import OverlapTrial
 from distlion.step.param import VotingParam, count_turns
 from distlion.step.ranks import Ranks
-from distlion.step.route import Route
 from distlion.step.settings import Settings
 from distlion.step.traffic import TrafficMeter
-from distlion.step.vote import run_all
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.ternary import TernaryVote
-from distlion.wire.ask import ask_texts
 from distlion.wire.cost import LinkModel, choose_exchange, count_overlap_buckets
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.node_frames import share_verdict
@@ -38,7 +34,7 @@ from distlion.wire.verdict import Verdict, worst_of
 
 
 class Routing:
-    """Place the parameters of an optimizer with several ranks into buckets, and build routes.
+    """Place the parameters of an optimizer with several ranks into buckets.
 
     Args:
         ranks: All ranks of the optimizer.
@@ -49,11 +45,10 @@ class Routing:
 
     Attributes:
         model: The measured link; None where nothing depends on it.
-        routes: The route of each bucket, in the order of exchanges.
-        turns: The routes of each part of the parameters that takes turns; one part if none do.
+        buckets: The buckets, in the order of exchanges.
+        turns: The buckets of each part of the parameters that takes turns; one part if none do.
         between: The link between the ranks that vote with each other, since ``lay_out``.
         inside: The link between the ranks of this worker; None if the worker has a single rank.
-        clipper: The clipper of gradients; None without clipping.
         trial: The trial that decides whether buckets are sent during backward.
     """
 
@@ -70,9 +65,8 @@ class Routing:
         self.model, self._has_agreed = model, False
         self.between: Transport | None = None
         self.inside: Transport | None = None
-        self.routes: list[Route] = []
-        self.turns: list[list[Route]] = [[]]
-        self.clipper: NormClipper | None = None
+        self.buckets: list[Bucket] = []
+        self.turns: list[list[Bucket]] = [[]]
         self._matrices: dict[int, CutMatrix] = {}
         self.begin_trial()
 
@@ -81,7 +75,7 @@ class Routing:
         self._ranks = ranks
 
     def lay_out(self, params: Sequence[VotingParam], *, step: int) -> None:
-        """Put parameters into buckets, and choose a route for each; every rank must call it.
+        """Put parameters into buckets, and choose a pattern for each; every rank must call it.
 
         Args:
             params: The trainable parameters, in group order.
@@ -97,23 +91,22 @@ class Routing:
         if self._ranks.roster.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
             params = [replace(param, rule=TernaryVote()) for param in params]
-        buckets = self._fill_buckets(params, self._bucket_elements(params))
+        layouts = self._fill_buckets(params, self._bucket_elements(params))
         if self._ranks.is_sharded:
-            buckets = tuple(
-                repack(bucket, [params[index].slot for index in bucket.members])
-                for bucket in buckets
+            layouts = tuple(
+                repack(layout, [params[index].slot for index in layout.members])
+                for layout in layouts
             )
-        is_first, n_turns = not self.routes, count_turns(params)
+        is_first, n_turns = not self.buckets, count_turns(params)
         if self.inside is not None:
             self._matrices = find_matrices(params, self.inside, step=step)
-        self.routes = [self._build_route(bucket, params) for bucket in buckets]
+        self.buckets = [self._build(layout, params) for layout in layouts]
         self.turns = [
-            [route for route in self.routes if route.params[0].turn == turn]
+            [bucket for bucket in self.buckets if bucket.params[0].turn == turn]
             for turn in range(n_turns)
         ]
-        self.clipper = self._build_clipper(params, step=step)
-        compile_kernels(self.routes, self._settings)
-        patterns = dict.fromkeys(part.pattern for route in self.routes for part in route.parts)
+        compile_kernels(self.buckets, self._settings)
+        patterns = dict.fromkeys(part.pattern for bucket in self.buckets for part in bucket.parts)
         for pattern in patterns:
             for peer in pattern.list_peers(self.between.n_members, self.between.rank):
                 limit_s = self._ranks.connect_timeout_s or self._settings.connect_timeout_s
@@ -131,7 +124,7 @@ class Routing:
             CorruptFrameError: Bytes were damaged on the way; on all ranks of a worker.
             PeerLostError, StepTimeoutError: A peer is gone, or did not answer in time.
         """
-        if not any(route.rule.worker_state for route in self.routes):
+        if not any(bucket.rule.worker_state for bucket in self.buckets):
             return
         ranks, timeout_s = self._ranks, self._settings.init_timeout_s
         header = Header(ChunkKind.VOTE, step, 0, 0, 0, epoch=ranks.roster.epoch)
@@ -139,14 +132,14 @@ class Routing:
             self._connections.link_voters(timeout_s),
             self._connections.link_worker(timeout_s),
         )
-        told = (route.tell_counters(link, header) for route in self.routes)
+        told = (bucket.tell_counters(link, header) for bucket in self.buckets)
         replies = run_all(exchanging for exchanging in told if exchanging is not None)
         self._meter.count_rule_state(link.counted.sent_bytes)
         verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])
         if inside is not None:  # errors that other ranks of this worker have heard
             verdict = share_verdict(inside, verdict, header, n_voters=ranks.roster.n_voters)
         if verdict.status is not Status.OK:
-            params = [param for route in self.routes for param in route.params]
+            params = [param for bucket in self.buckets for param in bucket.params]
             raise explain(verdict, params, rank=ranks.rank, step=step)
 
     def begin_trial(self) -> None:
@@ -159,7 +152,7 @@ class Routing:
         Every rank must call it.
 
         Returns:
-            Whether there are new routes.
+            Whether there are new buckets.
         """
         timeout_s = self._settings.step_timeout_s
         changes = self.trial.note_step(lambda: self._connections.link_all(timeout_s), step=step)
@@ -169,8 +162,7 @@ class Routing:
 
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that this rank sends between voters in a step."""
-        clipping = ByteCount() if self.clipper is None else self.clipper.plan()
-        return sum((route.plan() for route in self.turns[step % len(self.turns)]), clipping)
+        return sum((bucket.plan() for bucket in self.turns[step % len(self.turns)]), ByteCount())
 
     def _wants_model(self) -> bool:
         settings = self._settings
@@ -219,34 +211,28 @@ class Routing:
         n_elements = sum(param.whole_slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
-    def _build_route(self, bucket: BucketLayout, params: Sequence[VotingParam]) -> Route:
-        roster = self._ranks.roster
-        members = [
-            params[position].at(bucket.slots[index])
-            for index, position in enumerate(bucket.members)
-        ]
+    def _build(self, layout: BucketLayout, params: Sequence[VotingParam]) -> Bucket:
+        """Build a bucket, of which each rank of a node votes on a part."""
+        members = _place(layout, params)
         rule, _, device, _ = members[0].kind
         matrices = self._join_matrices(members, device)
+        n_votes, shards = self._ranks.roster.n_votes, self._ranks.roster.n_shards
         if self.inside is None or self._ranks.is_sharded:
-            pattern = self._choose_pattern(rule, rule.shape(bucket, roster.n_votes))
-            flat = self._build_flat(bucket, members, rule, device, pattern)
-            return replace(flat, matrices=matrices)
-        all_pieces = [param.pieces for param in params]
+            pattern = self._choose_pattern(rule, rule.shape(layout, n_votes))
+            return self._build_one(layout, members, rule, device, pattern, matrices)
+        pieces = [param.pieces for param in params]
         cuts = [
-            take_part(bucket, all_pieces, part, n_shards=roster.n_shards)
+            take_part(layout, pieces, part, n_shards=shards)
             for part in range(len(self._ranks.inside))
         ]
         # One pattern for all parts, as its rounds are interleaved with exchanges inside the node.
-        shapes = [rule.shape(cut, roster.n_votes) for cut in cuts]
+        shapes = [rule.shape(cut, n_votes) for cut in cuts]
         pattern = self._choose_pattern(rule, max(shapes, key=lambda shape: shape.vote_bytes))
-        parts = []
-        for part, cut in enumerate(cuts):
-            pieces = [
-                params[position].at(cut.slots[index], part=part)
-                for index, position in enumerate(cut.members)
-            ]
-            parts.append(self._build_flat(cut, pieces, rule, device, pattern))
-        return NodeRoute(bucket, tuple(members), tuple(parts), self.inside, matrices)
+        parts = [
+            self._build_one(cut, _place(cut, params, part=part), rule, device, pattern)
+            for part, cut in enumerate(cuts)
+        ]
+        return NodeBucket(layout, members, parts, self.inside, matrices)
 
     def _join_matrices(
         self, members: Sequence[VotingParam], device: torch.device
@@ -265,44 +251,35 @@ class Routing:
         weighted = self._ranks.roster.is_weighted
         return choose_exchange(shape, self.model, weighted=weighted)
 
-    def _build_flat(
+    def _build_one(
         self,
-        bucket: BucketLayout,
+        layout: BucketLayout,
         params: Sequence[VotingParam],
         rule: Aggregation,
         device: torch.device,
         pattern: Exchange,
-    ) -> FlatRoute:
-        """Build the route of a bucket, or of a part of one that may be empty."""
-        kernels = choose_kernels(device)
-        inside = self.inside if self._ranks.is_sharded else None
+        matrices: CutMatrices | None = None,
+    ) -> Bucket:
+        """Build a bucket, or a rank's part of one, which may be empty."""
         assert self.between is not None
-        return FlatRoute(
-            bucket,
-            tuple(params),
-            rule,
+        return Bucket(
+            layout,
+            params,
+            rule.start(layout, self._ranks.roster),
             pattern,
             device,
-            kernels,
+            choose_kernels(device),
             self.between,
-            self._ranks.roster,
-            inside,
+            inside=self.inside if self._ranks.is_sharded else None,
+            matrices=matrices,
         )
 
-    def _build_clipper(self, params: Sequence[VotingParam], *, step: int) -> NormClipper | None:
-        """Build the clipper; None without clipping."""
-        clip, inside = self._settings.clip_norm, self.inside
-        if clip is None:
-            return None
-        blocks = [0] * len(params[0].pieces)
-        for param in params:
-            for part, (start, stop) in enumerate(param.pieces):
-                blocks[part] += -(-(stop - start) // PIECE_UNIT_ELEMENTS)
-        if self._ranks.is_sharded and inside is not None:  # other ranks' shards may be larger
-            blocks = list(map(int, ask_texts(inside, str(blocks[0]), step=step)))
-        return NormClipper(
-            clip,
-            between=self.between if clip.scope == "global" else None,
-            inside=inside,
-            most_blocks=max(blocks),
-        )
+
+def _place(
+    layout: BucketLayout, params: Sequence[VotingParam], *, part: int | None = None
+) -> list[VotingParam]:
+    """Return the records of a bucket's parameters, or of a part's pieces of them."""
+    return [
+        params[position].at(layout.slots[index], part=part)
+        for index, position in enumerate(layout.members)
+    ]

@@ -22,6 +22,7 @@ from distlion.peers.replicas import Replicas
 from distlion.peers.routing import Routing
 from distlion.peers.weights import agree_on_weights, describe_weights
 from distlion.step.alone import step_alone
+from distlion.step.bucket import Bucket
 from distlion.step.clipping import make_clip_alone
 from distlion.step.diagnostics import Diagnosis
 from distlion.step.follow_up import FollowUp, describe_kept
@@ -36,8 +37,9 @@ from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.step.shard_pieces import ShardPieces
 from distlion.step.sharding import Sharding, find_sharding
+from distlion.step.stage import Stage, Surroundings
+from distlion.step.stages import build_stages
 from distlion.step.traffic import TrafficMeter
-from distlion.step.vote import CastVote
 from distlion.wire.frame import PROTOCOL_VERSION
 from distlion.wire.transport import ByteCount
 from distlion.wire.verdict import Verdict
@@ -56,7 +58,7 @@ class Session:
         ranks, settings, sharding: The arguments.
         lifecycle: The lifecycle, which decides whether calls may begin.
         connections: The optimizer's process groups.
-        routing: The routes of buckets.
+        routing: The buckets.
         meetings: Calls that all ranks make together.
         replicas: The parameters that are equal on all workers.
         meter: The meter of this rank's traffic.
@@ -66,6 +68,7 @@ class Session:
         params: The trainable parameters; empty before ``lay_out``, like the next two.
         fingerprint: The settings that must be equal on all ranks.
         follow_up: The exchanges after a vote; None for none.
+        stages: The stages of each step.
         n_elements: Number of trainable elements.
         grad_norm: The norm that clipping found in the last committed step; None for none.
     """
@@ -93,6 +96,7 @@ class Session:
         self.params: Sequence[VotingParam] = ()
         self.fingerprint = Fingerprint.of_nothing()
         self.follow_up: FollowUp | None = None
+        self.stages: list[Stage] = []
         self.n_elements = 0
         self.grad_norm: float | None = None
 
@@ -198,7 +202,7 @@ class Session:
         step: int,
         begin: Callable[[], StepInputs],
     ) -> None:
-        """Put parameters into buckets and choose a route for each; every rank must call it.
+        """Put parameters into buckets and choose a pattern for each; every rank must call it.
 
         Args:
             groups: The param groups.
@@ -218,14 +222,17 @@ class Session:
             return
         self.routing.begin_trial()
         self.routing.lay_out(params, step=step)
+        links = self.routing.between, self.routing.inside
+        among = Surroundings(self.ranks, groups, params, *links, step)
+        self.stages = build_stages(self.settings, among)
         if self.settings.overlap:
             self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
-            self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)
+            self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
 
     def try_overlap(self, *, step: int) -> None:
         """Note that a step is over, after which "auto" may switch; every rank must call it."""
         if self.routing.try_overlap(self.params, step=step) and self.overlap is not None:
-            self.overlap.take(self.routing.routes, waits=not self.routing.trial.overlaps)
+            self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
 
     def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
         """Check that a call may meet the other ranks between two steps, perhaps to add parameters.
@@ -357,18 +364,18 @@ class Session:
         lines, problem = self.fingerprint.list_lines(groups), "".join(inputs.problems[:1])
         return self.meetings.fail(verdict, lines, self.params, problem, step=step)
 
-    def observe(self, votes: Sequence[CastVote], *, wants_digest: bool) -> None:
+    def observe(self, buckets: Sequence[Bucket], *, wants_digest: bool) -> None:
         """Warn of what a committed step shows: gradients that say nothing, workers that disagree.
 
         Args:
-            votes: One for each bucket.
+            buckets: The buckets of the step.
             wants_digest: Whether gradients were digested in this step.
         """
-        replies, warn = [vote.reply for vote in votes], self.lifecycle.afterwards.append
+        replies, warn = [bucket.reply for bucket in buckets], self.lifecycle.afterwards.append
         if wants_digest or not any(reply.present.any() for reply in replies):
             warn(partial(self.gradients.observe, replies, self.params))
         if not self.use.is_over:
-            voted = [vote.draft.route.list_voted(vote.reply) for vote in votes]
+            voted = [bucket.list_voted() for bucket in buckets]
             warn(partial(self._watch_use, set(chain.from_iterable(voted))))
         if self.follow_up is not None:
             warn(self.follow_up.warn)
@@ -396,7 +403,8 @@ class Session:
         if self.ranks.is_alone:
             return ByteCount()
         following = ByteCount() if self.follow_up is None else self.follow_up.plan(step)
-        return self.routing.plan(step) + following
+        planned = self.routing.plan(step) + following
+        return sum((stage.plan(step) for stage in self.stages), planned)
 
 
 def open_session(

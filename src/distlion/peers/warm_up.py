@@ -9,9 +9,8 @@ import torch
 from distlion.kernels.coin import Coins
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, Segment
 from distlion.layout import Slot, fill_buckets
-from distlion.step.flat_route import FlatRoute
+from distlion.step.bucket import Bucket
 from distlion.step.gradients import look_at_gradients
-from distlion.step.route import Route
 from distlion.step.settings import Settings
 from distlion.step.staging import bring_down, bring_up, name_failure
 from distlion.votes.bucket_vote import make_worker_state
@@ -19,34 +18,34 @@ from distlion.votes.bucket_vote import make_worker_state
 _STILL = Coefficients(beta1=0.9, beta2=0.99, lr=0.0, weight_decay=0.0, grad_scale=1.0)
 
 
-def compile_kernels(routes: Sequence[Route], settings: Settings) -> None:
+def compile_kernels(buckets: Sequence[Bucket], settings: Settings) -> None:
     """Launch every kernel that steps will launch, on scratch tensors.
 
     The first launch of a kernel compiles it, which takes seconds. In a step, peers would wait for
     that, and could exceed ``step_timeout_s``.
 
     Args:
-        routes: The route of each bucket; routes on the host are skipped.
+        buckets: The buckets; those on the host are skipped.
         settings: The optimizer's settings.
 
     Raises:
         DeviceError: A kernel cannot be compiled for the device, or it failed.
     """
     done = set()
-    for route in routes:
-        for flat in route.parts:
-            if flat.device.type != "cuda":
+    for bucket in buckets:
+        for part in bucket.parts:
+            if part.device.type != "cuda":
                 continue
-            for param in flat.params:
+            for param in part.params:
                 dtypes = (param.param.dtype, param.exp_avg.dtype)
-                if (flat.rule, flat.device, dtypes) not in done:
-                    done.add((flat.rule, flat.device, dtypes))
-                    with name_failure(flat.device, "kernels were compiled"):
-                        _launch_all(flat, dtypes, settings, is_split=flat is not route)
+                if (part.rule, part.device, dtypes) not in done:
+                    done.add((part.rule, part.device, dtypes))
+                    with name_failure(part.device, "kernels were compiled"):
+                        _launch_all(part, dtypes, settings, is_split=part is not bucket)
 
 
 def _launch_all(
-    route: FlatRoute,
+    part: Bucket,
     dtypes: tuple[torch.dtype, torch.dtype],
     settings: Settings,
     *,
@@ -55,18 +54,18 @@ def _launch_all(
     """Launch a step's ops on zeros that fill some tiles and part of one more."""
     dtype, exp_avg_dtype = dtypes
     slot = Slot("scratch", SCALE_BLOCK_ELEMENTS + 1, 0, 0)
-    (bucket,) = fill_buckets(
-        [slot], [0], n_shards=route.bucket.n_shards, bucket_elements=slot.n_elements
+    (layout,) = fill_buckets(
+        [slot], [0], n_shards=part.layout.n_shards, bucket_elements=slot.n_elements
     )
-    param, grad = torch.zeros((2, slot.n_elements), dtype=dtype, device=route.device)
-    exp_avg = torch.zeros(slot.n_elements, dtype=exp_avg_dtype, device=route.device)
-    vote, kernels = route.rule.start(bucket, route.roster), route.kernels
+    param, grad = torch.zeros((2, slot.n_elements), dtype=dtype, device=part.device)
+    exp_avg = torch.zeros(slot.n_elements, dtype=exp_avg_dtype, device=part.device)
+    vote, kernels = part.rule.start(layout, part.vote.roster), part.kernels
     segments = kernels.gather([Segment(slot, param, grad.clone(), exp_avg, _STILL)])
-    kept = [make_worker_state(route.rule, param)]
-    coins = Coins(settings.seed, 0, route.roster.ids[route.link.rank])
+    kept = [make_worker_state(part.rule, param)]
+    coins = Coins(settings.seed, 0, part.vote.roster.ids[part.link.rank])
     rounding = coins.rounding if settings.rounding == "stochastic" else None
 
-    votes, finite = vote.encode(kernels, segments, kept, coins, device=route.device)
+    votes, finite = vote.encode(kernels, segments, kept, coins, device=part.device)
     bring_down([votes, finite, look_at_gradients(kernels, segments)])
     kernels.digests([param])
     if settings.clip_norm is not None:
@@ -80,5 +79,5 @@ def _launch_all(
         bare = segments[0]._replace(exp_avg=torch.zeros_like(param, dtype=torch.float32))
         moves.append((kernels.apply_reply, [bare]))
     for op, moved in moves:
-        there = bring_up(reply, route.device)
-        op(moved, [1], there, reply_format=route.rule.reply_format, rounding=rounding)
+        there = bring_up(reply, part.device)
+        op(moved, [1], there, reply_format=part.rule.reply_format, rounding=rounding)

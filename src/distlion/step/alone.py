@@ -12,9 +12,9 @@ from distlion.kernels.coin import Coin
 from distlion.kernels.contract import Coefficients, Kernels, Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.kernels.orthogonal import step_alone_orthogonal
+from distlion.step.bucket import abstain
 from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.param import VotingParam, take_gradients
-from distlion.step.vote import abstain
 from distlion.wire.verdict import Verdict
 
 ClipAlone = Callable[[Sequence[Segment], NoteNorm], Sequence[Segment]]

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels.contract import Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.step.alone import ClipAlone
+from distlion.step.bucket import Bucket
 from distlion.step.hyperparameters import check_positive
-from distlion.step.inputs import NoteNorm
+from distlion.step.inputs import NoteNorm, StepInputs
+from distlion.step.stage import Stage, Surroundings
 from distlion.step.staging import read_together
+from distlion.wire.ask import ask_texts
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.numbers import gather_numbers, plan_numbers
 from distlion.wire.transport import ByteCount, Transport
+from distlion.wire.verdict import with_error_of
 
 NORM_EPSILON = 1e-6
 """The epsilon of torch.nn.utils.clip_grad_norm_."""
@@ -98,50 +102,76 @@ def make_clip_alone(clip: ClipNorm | None) -> ClipAlone | None:
     return None if clip is None else lambda segments, note: clip_alone(segments, clip, note)
 
 
-@dataclass(frozen=True)
-class NormClipper:
+class Clipping(Stage):
     """Clip the gradients of a worker among others, by its own or the global norm.
 
-    A ``step.Clipper``.
-
-    Attributes:
+    Args:
         clip: The clipping settings.
         between: The link between voters, for "global"; None where it is not needed.
         inside: The link between the ranks of this node; None without nodes.
         most_blocks: Blocks of gradient on the rank of the node that has most.
     """
 
-    clip: ClipNorm
-    between: Transport | None
-    inside: Transport | None
-    most_blocks: int
+    needs_all = True
+
+    def __init__(
+        self,
+        clip: ClipNorm,
+        *,
+        between: Transport | None,
+        inside: Transport | None,
+        most_blocks: int,
+    ) -> None:
+        self._clip, self._between, self._inside = clip, between, inside
+        self._most_blocks, self._norm = most_blocks, math.nan
+
+    def before(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
+        """Scale the gradients of all buckets by the factor of their joint norm."""
+        counted = [segment for bucket in buckets for segment in bucket.list_counted()]
+        header, self._norm = self.measure(counted, inputs.header)
+        factor = find_factor(self._norm, self._clip)
+        for bucket in buckets:
+            bucket.segments = bucket.kernels.gather(scale_segments(bucket.segments, factor))
+            bucket.header = with_error_of(bucket.header, header)
 
     def measure(self, segments: Sequence[Segment], header: Header) -> tuple[Header, float]:
         """Measure the norm; return the header, with errors found on the way, and the norm."""
-        header, square = self._measure(_list_square_sums(segments), header)
-        return header, math.sqrt(square)
-
-    def scale(self, segments: Sequence[Segment], norm: float) -> Sequence[Segment]:
-        """Scale segments of gradients whose joint norm is ``norm``."""
-        return scale_segments(segments, find_factor(norm, self.clip))
-
-    def plan(self) -> ByteCount:
-        """Declare the bytes that this rank sends between voters."""
-        if self.between is None:
-            return ByteCount()
-        return plan_norms(self.between.n_members)
-
-    def _measure(self, square_sums: list[float], header: Header) -> tuple[Header, float]:
-        """Add up the squared norm of the worker, and for "global" of all workers."""
-        if self.inside is not None:
-            padded = square_sums + [0.0] * (self.most_blocks - len(square_sums))
-            header, rows = gather_numbers(self.inside, padded, header, kind=ChunkKind.NORM)
+        square_sums = _list_square_sums(segments)
+        if self._inside is not None:
+            padded = square_sums + [0.0] * (self._most_blocks - len(square_sums))
+            header, rows = gather_numbers(self._inside, padded, header, kind=ChunkKind.NORM)
             square_sums = [number for row in rows for number in row]
         square = _add_exactly(square_sums)
-        if self.between is not None:
-            header, rows = gather_numbers(self.between, [square], header, kind=ChunkKind.NORM)
+        if self._between is not None:
+            header, rows = gather_numbers(self._between, [square], header, kind=ChunkKind.NORM)
             square = _mean_square([row[0] for row in rows])
-        return header, square
+        return header, math.sqrt(square)
+
+    def commit(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
+        """Note the norm."""
+        inputs.note_norm(self._norm)
+
+    def plan(self, step: int) -> ByteCount:
+        return ByteCount() if self._between is None else plan_norms(self._between.n_members)
+
+
+def build_clipping(clip: ClipNorm | None, among: Surroundings) -> Clipping | None:
+    """Build the stage; None without clipping. Every rank must call it."""
+    inside, params = among.inside, among.params
+    if clip is None or among.between is None:
+        return None
+    blocks = [0] * len(params[0].pieces)
+    for param in params:
+        for part, (start, stop) in enumerate(param.pieces):
+            blocks[part] += -(-(stop - start) // SCALE_BLOCK_ELEMENTS)
+    if among.ranks.is_sharded and inside is not None:  # other ranks' shards may be larger
+        blocks = list(map(int, ask_texts(inside, str(blocks[0]), step=among.step)))
+    return Clipping(
+        clip,
+        between=among.between if clip.scope == "global" else None,
+        inside=inside,
+        most_blocks=max(blocks),
+    )
 
 
 def _list_square_sums(segments: Sequence[Segment]) -> list[float]:

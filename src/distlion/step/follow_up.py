@@ -9,12 +9,12 @@ from typing import Any
 from distlion.errors import UnsupportedTypeError
 from distlion.kernels.contract import Kernels, Segment
 from distlion.step.agreement import describe_agreement
+from distlion.step.bucket import Bucket
 from distlion.step.diagnostics import Diagnosis, Examiner
 from distlion.step.momentum import AveragedMomenta, MomentumStage, describe_selection
 from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
-from distlion.step.vote import CastVote
 from distlion.wire.all_reduce import AllReduce
 from distlion.wire.frame import Header
 from distlion.wire.numbers import gather_sample
@@ -140,7 +140,7 @@ class FollowUp:
 
     def exchange(
         self,
-        votes: Sequence[CastVote],
+        buckets: Sequence[Bucket],
         header: Header,
         link: Transport | None,
         inside: Transport | None,
@@ -150,12 +150,12 @@ class FollowUp:
         This comes before the commit, so that a step stays atomic, and sends the commit's results.
 
         Args:
-            votes: The votes of the step, one for each bucket.
+            buckets: The buckets of the step, with their replies.
             header: This rank's header.
             link: The link between the ranks that vote with each other.
             inside: The link between the ranks of this worker; None for a worker of one rank.
         """
-        segments = _list_segments(votes)
+        segments = _list_segments(buckets)
         assert link is not None  # votes have crossed it
 
         # 1 a sample to diagnose
@@ -163,23 +163,23 @@ class FollowUp:
         if self._examiner is not None and self._examiner.is_due(header.step):
             numbers = self._examiner.list_numbers(
                 {position: segment for position, (segment, _) in segments.items()},
-                _list_encoded(votes),
+                _list_encoded(buckets),
             )
             header, samples = gather_sample(link, inside, numbers, header)
 
         # 2 momenta
         if self._momenta is None:
             return FollowedUp(AveragedMomenta(Verdict.of(header)), samples)
-        header = replace(header, bucket=len(votes))
+        header = replace(header, bucket=len(buckets))
         averaged = self._momenta.exchange(segments, link, self._pattern, header, inside)
         return FollowedUp(averaged, samples)
 
-    def commit(self, followed: FollowedUp, votes: Sequence[CastVote], step: int) -> None:
+    def commit(self, followed: FollowedUp, buckets: Sequence[Bucket], step: int) -> None:
         """Write momenta, and remember diagnoses.
 
         Args:
             followed: The result of ``exchange``.
-            votes: The committed votes of the step.
+            buckets: The buckets of the step, which are committed.
             step: The committed step.
         """
         for part, mean in followed.averaged.means:
@@ -189,9 +189,7 @@ class FollowUp:
             self._momenta.remember(followed.averaged.selected, self._groups)
         if followed.samples is not None:
             assert self._examiner is not None
-            replies = [
-                reply for vote in votes for reply in vote.draft.route.list_replies(vote.reply)
-            ]
+            replies = [reply for bucket in buckets for reply in bucket.list_replies()]
             self._examiner.conclude(step, followed.samples, replies)
 
     def warn(self) -> None:
@@ -220,20 +218,19 @@ def _refuse_copies(params: Sequence[VotingParam]) -> None:
         )
 
 
-def _list_segments(votes: Sequence[CastVote]) -> dict[int, tuple[Segment, Kernels]]:
+def _list_segments(buckets: Sequence[Bucket]) -> dict[int, tuple[Segment, Kernels]]:
     """List this rank's segments by position, each with its arithmetic."""
     listed: dict[int, tuple[Segment, Kernels]] = {}
-    for vote in votes:
-        route, segments = vote.draft.route, vote.draft.segments
-        for index, param in enumerate(route.own):
-            listed[param.position] = (segments[index], route.kernels)
+    for bucket in buckets:
+        for param, segment in zip(bucket.own, bucket.segments, strict=True):
+            listed[param.position] = (segment, bucket.kernels)
     return listed
 
 
-def _list_encoded(votes: Sequence[CastVote]) -> dict[int, Segment]:
+def _list_encoded(buckets: Sequence[Bucket]) -> dict[int, Segment]:
     """List by position the segments that were encoded, where matrices were made whole."""
     return {
         param.position: segment
-        for vote in votes
-        for param, segment in zip(vote.draft.route.own, vote.draft.directions or (), strict=False)
+        for bucket in buckets
+        for param, segment in zip(bucket.own, bucket.directions or (), strict=False)
     }

@@ -14,10 +14,10 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.kernels.contract import Kernels, Segment
 from distlion.layout import FLOAT_BYTES, SCALE_ELEMENTS, BucketShape, shape_momenta
+from distlion.step.bucket import run_all
 from distlion.step.param import VotingParam
 from distlion.step.sample import draw_sample, measure_coherence, place_sample, split_rows
 from distlion.step.staging import read_together
-from distlion.step.vote import run_all
 from distlion.wire.frame import Header
 from distlion.wire.node_frames import share_verdict
 from distlion.wire.numbers import gather_sample, plan_sample

@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, Kernels, Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, Segment
 from distlion.layout import BucketLayout, Slot, shape_node
+from distlion.step.bucket import Bucket
 from distlion.step.cut_matrices import CutMatrices
-from distlion.step.flat_route import FlatRoute
 from distlion.step.param import ALONE, Copies, VotingParam
-from distlion.votes.aggregation import Aggregation
 from distlion.votes.reply import ParameterReply
 from distlion.wire.frame import Header
 from distlion.wire.node_frames import NodeFrames, gather_flags
@@ -191,60 +189,65 @@ class Cutter:
         return tuple(itertools.pairwise(min(n_elements, end * self._unit_elements) for end in ends))
 
 
-@dataclass(frozen=True)
-class NodeRoute:
-    """Carry one bucket: average in the node, vote between nodes, share replies in the node.
+class NodeBucket(Bucket):
+    """A bucket between nodes: averaged in the node, voted on by nodes, replies shared in the node.
 
     Each rank of the node votes, with its peers in other nodes, for its part of every parameter. A
-    ``FlatRoute`` carries that vote, between the exchanges inside the node.
+    bucket of these pieces carries that vote, between the exchanges inside the node.
 
-    Attributes:
-        bucket: The bucket of whole parameters.
-        params: Its parameters, in order.
-        parts: For each rank of the node, the route of the pieces that it votes for, which may be
+    Args:
+        layout: The layout of the whole parameters.
+        params: The parameters, in order.
+        parts: For each rank of the node, the bucket of the pieces that it votes for, which may be
             empty.
-        link: The link between the ranks of this node.
+        inside: The link between the ranks of this node.
         matrices: The matrices to orthogonalize among the parameters; None for none.
     """
 
-    bucket: BucketLayout
-    params: tuple[VotingParam, ...]
-    parts: tuple[FlatRoute, ...]
-    link: Transport
-    matrices: CutMatrices | None = None
+    inside: Transport
 
-    @cached_property
-    def frames(self) -> NodeFrames:
-        """The frames that the ranks of the node exchange."""
-        buckets = tuple(part.bucket for part in self.parts)
-        shapes = tuple(part.vote.shape for part in self.parts)
-        dtype = self.params[0].param.dtype
-        return NodeFrames(self.link, shape_node(len(self.params), buckets, shapes, dtype))
-
-    @property
-    def part(self) -> FlatRoute:
-        """The route of this rank's pieces."""
-        return self.parts[self.link.rank]
+    def __init__(
+        self,
+        layout: BucketLayout,
+        params: Sequence[VotingParam],
+        parts: Sequence[Bucket],
+        inside: Transport,
+        matrices: CutMatrices | None = None,
+    ) -> None:
+        self._parts, self._part = tuple(parts), parts[inside.rank]
+        part = self._part
+        super().__init__(
+            layout,
+            params,
+            part.vote,
+            part.pattern,
+            part.device,
+            part.kernels,
+            part.link,
+            inside=inside,
+            matrices=matrices,
+        )
+        self._index_of = {param.position: index for index, param in enumerate(self.params)}
+        self._frames = NodeFrames(
+            inside,
+            shape_node(
+                len(self.params),
+                tuple(each.layout for each in parts),
+                tuple(each.vote.shape for each in parts),
+                self.params[0].param.dtype,
+            ),
+        )
 
     @property
     def own(self) -> tuple[VotingParam, ...]:
-        return self.part.params
+        return self._part.params
 
     @property
-    def rule(self) -> Aggregation:
-        return self.part.rule
-
-    @property
-    def kernels(self) -> Kernels:
-        return self.part.kernels
-
-    @cached_property
-    def _index_of(self) -> dict[int, int]:
-        """The index of each parameter in ``params``, by its position among the trainable ones."""
-        return {param.position: index for index, param in enumerate(self.params)}
+    def parts(self) -> Sequence[Bucket]:
+        return self._parts
 
     def plan(self) -> ByteCount:
-        return self.part.plan() if self.own else ByteCount()
+        return self._part.plan() if self.own else ByteCount()
 
     def average(
         self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
@@ -254,11 +257,11 @@ class NodeRoute:
         Equation:
             g = (g_0 + ... + g_(L-1)) / L, added in float32; 0 where a rank has no gradient
 
-        Arguments and returns are as for ``Route.average``.
+        Arguments and returns are as for ``Bucket.average``.
         """
         # 1 scatter pieces
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool, device="cpu")
-        header, read = self.frames.scatter_gradients(
+        header, read = self._frames.scatter_gradients(
             self._cut(grads), present, header, grad_scale=grad_scale
         )
 
@@ -274,9 +277,9 @@ class NodeRoute:
     def _cut(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor]:
         """Join each part's pieces of all gradients into one row of bytes."""
         dtype = self.params[0].param.dtype
-        n_elements = self.frames.shape.gradients.payload_bytes // dtype.itemsize
-        for part in range(len(self.parts)):
-            row = torch.zeros(n_elements, dtype=dtype, device=self.part.device)
+        n_elements = self._frames.shape.gradients.payload_bytes // dtype.itemsize
+        for part in range(len(self._parts)):
+            row = torch.zeros(n_elements, dtype=dtype, device=self._part.device)
             at = 0
             for index, param in enumerate(self.params):
                 start, stop = param.pieces[part]
@@ -284,7 +287,7 @@ class NodeRoute:
                 if grad is not None:
                     row[at : at + stop - start] = grad.view(-1)[start:stop]
                 at += stop - start
-            yield row.view(torch.uint8).to(self.link.wire_device)
+            yield row.view(torch.uint8).to(self.inside.wire_device)
 
     def _add(
         self, payloads: Tensor, present: Tensor, factors: Sequence[float]
@@ -307,7 +310,7 @@ class NodeRoute:
         return means
 
     def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:
-        return self.part.encode(segments, coins, *more)
+        return self._part.encode(segments, coins, *more)
 
     def agree(
         self, finite: Sequence[bool], header: Header, *, overflow: bool
@@ -315,7 +318,7 @@ class NodeRoute:
         flags = torch.ones(len(self.params), dtype=torch.bool, device="cpu")
         for index, param in enumerate(self.own):
             flags[self._index_of[param.position]] = finite[index]
-        header, gathered = gather_flags(self.link, flags, header)
+        header, gathered = gather_flags(self.inside, flags, header)
         everywhere = gathered.all(0).tolist()
         return [everywhere[self._index_of[param.position]] for param in self.own], header
 
@@ -323,54 +326,49 @@ class NodeRoute:
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
     ) -> Exchanging[Reply]:
         if self.own:
-            reply = yield from self.part.exchange(header, votes, present, coins)
+            reply = yield from self._part.exchange(header, votes, present, coins)
         else:  # so small a bucket that this rank has no piece of it, and waits for its node
-            for _ in range(self.part.pattern.count_transfers(self.part.link.n_members)):
+            for _ in range(self._part.pattern.count_transfers(self._part.link.n_members)):
                 yield
-            reply = self.frames.reply_to_nobody(header)
-        return self.frames.share_reply(reply, header)
+            reply = self._frames.reply_to_nobody(header)
+        return self._frames.share_reply(reply, header)
 
-    def commit(
-        self,
-        segments: Sequence[Segment],
-        reply: Reply,
-        coefficients: Sequence[Coefficients],
-        rounding: Coin | None,
-    ) -> None:
-        for number, part in enumerate(self.parts):
+    def commit(self, coefficients: Sequence[Coefficients], rounding: Coin | None) -> None:
+        for number, part in enumerate(self._parts):
             if not part.params:
                 continue
             # Only this rank's part has its momentum here.
-            is_own = number == self.link.rank
+            is_own = number == self.inside.rank
             apply = part.vote.commit if is_own else part.vote.apply
-            moved = list(segments) if is_own else []
+            moved = list(self.segments) if is_own else []
             for index, param in enumerate(part.params):
                 if is_own:  # an earlier part may have been written back
                     moved[index] = moved[index]._replace(param=param.local())
                 else:
                     moved.append(_without_momentum(param, coefficients[param.group]))
-            of_part = self._read_part(reply, number)
+            of_part = self._read_part(number)
             present, payload = of_part.present.tolist(), part.place_reply(of_part.payload)
             apply(self.kernels, moved, present, payload, rounding)
             for index, param in enumerate(part.params):
                 param.write_back(moved[index].param)
 
     def tell_counters(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
-        return self.part.tell_counters(link, header)
+        return self._part.tell_counters(link, header)
 
-    def list_replies(self, reply: Reply) -> list[ParameterReply]:
-        return self.part.list_replies(self._read_part(reply, self.link.rank))
+    def list_replies(self) -> list[ParameterReply]:
+        return self._part.read_replies(self._read_part(self.inside.rank))
 
-    def list_voted(self, reply: Reply) -> list[int]:
+    def list_voted(self) -> list[int]:
         return [
             position
-            for number, part in enumerate(self.parts)
-            for position in part.list_voted(self._read_part(reply, number))
+            for number, part in enumerate(self._parts)
+            for position in part.read_voted(self._read_part(number))
         ]
 
-    def _read_part(self, reply: Reply, number: int) -> Reply:
+    def _read_part(self, number: int) -> Reply:
         """Return the reply on the pieces of one rank of the node."""
-        present = reply.present[number][: len(self.parts[number].params)]
+        reply = self.reply
+        present = reply.present[number][: len(self._parts[number].params)]
         return Reply(reply.verdict, present, reply.payload[number])
 
 

@@ -20,18 +20,10 @@ from distlion.errors import InvalidArgumentError
 from distlion.failures import Status
 from distlion.signals import deferred_signals
 from distlion.step.arrivals import Arrivals
+from distlion.step.bucket import Bucket, Completion, Pipeline, judge
 from distlion.step.inputs import StepInputs
 from distlion.step.lifecycle import Lifecycle
-from distlion.step.route import Route
 from distlion.step.streams import VotingStreams
-from distlion.step.vote import (
-    CastVote,
-    Completion,
-    Pipeline,
-    abstain_from,
-    draft_and_cast,
-    judge_votes,
-)
 from distlion.wire.frame import Header
 from distlion.wire.verdict import Verdict, with_error, with_error_of
 
@@ -47,7 +39,7 @@ class Overlap:
     last bucket waits for ``finish`` and carries this worker's findings about all of them, so that
     all ranks raise the same error, or none.
 
-    An optimizer has one for its whole life, so that a pause survives a change of routes.
+    An optimizer has one for its whole life, so that a pause survives a change of buckets.
 
     Args:
         begin: Function called before the first bucket of a step, for the inputs of its buckets.
@@ -66,21 +58,21 @@ class Overlap:
         # Once it is freed, neither hooks nor a thread remain.
         weakref.finalize(self, _end, self._hooks, self._tasks)
 
-    def take(self, routes: Sequence[Route], *, waits: bool) -> None:
-        """Take new routes, between two steps.
+    def take(self, buckets: Sequence[Bucket], *, waits: bool) -> None:
+        """Take new buckets, between two steps.
 
         Args:
-            routes: The route of each bucket, in the order of their exchanges.
+            buckets: The buckets, in the order of their exchanges.
             waits: Whether all buckets wait for ``finish``. Violations of overlap's rules are
                 detected all the same.
         """
-        self._routes, self._waits = routes, waits
+        self._buckets, self._waits = buckets, waits
         self._places = {
             id(param.param): (param, number)
-            for number, route in enumerate(routes)
-            for param in route.params
+            for number, bucket in enumerate(buckets)
+            for param in bucket.params
         }
-        self._streams = VotingStreams([route.params[0].device for route in routes])
+        self._streams = VotingStreams([bucket.device for bucket in buckets])
         for key in self._hooks.keys() - self._places.keys():
             self._hooks.pop(key).remove()
         for key, (param, _) in self._places.items():
@@ -90,13 +82,13 @@ class Overlap:
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
-        self._pipeline = Pipeline[CastVote]()
+        self._pipeline = Pipeline[Bucket]()
         self._n_started = 0
         self._last_task: Future[Any] | None = None
         self._arrivals.clear()
         self._addresses: dict[int, tuple[int, int]] = {}
         self._streams.forget()
-        self._missing = [len(route.params) for route in self._routes]
+        self._missing = [len(bucket.params) for bucket in self._buckets]
 
     def _begin_step(self) -> StepInputs:
         """Return the inputs of this step's buckets, gathered when the first of them starts."""
@@ -141,7 +133,7 @@ class Overlap:
             if self._waits:
                 self._begin_step()
                 return
-            last = len(self._routes) - 1
+            last = len(self._buckets) - 1
             while self._n_started < last and self._missing[self._n_started] == 0:
                 self._start()
 
@@ -153,13 +145,14 @@ class Overlap:
             self._n_started += 1
 
     def _cast(self, number: int, inputs: StepInputs, completion: Completion | None = None) -> None:
-        """Draft and cast the votes on a bucket on the thread, once its gradients are computed."""
-        route, pipeline, streams = self._routes[number], self._pipeline, self._streams
+        """Load and cast a bucket on the thread, once its gradients are computed."""
+        bucket, pipeline, streams = self._buckets[number], self._pipeline, self._streams
         events = streams.mark(number)
 
         def cast() -> None:
             with streams.behind(events, number):
-                pipeline.add(draft_and_cast(route, inputs, completion))
+                bucket.load(inputs)
+                pipeline.add(bucket.cast(inputs, completion))
 
         self._submit(cast)
 
@@ -176,23 +169,23 @@ class Overlap:
         self._tasks.put((future, run))
         return future
 
-    def finish(self, now: StepInputs) -> tuple[StepInputs, list[CastVote]]:
-        """Start all remaining buckets, including the last one, and wait for all votes.
+    def finish(self, now: StepInputs) -> tuple[StepInputs, Sequence[Bucket]]:
+        """Start all remaining buckets, including the last one, and wait for all replies.
 
         Args:
             now: The inputs of buckets that would start now.
 
         Returns:
-            The inputs that the buckets used, and their votes.
+            The inputs that the buckets used, and the buckets.
         """
         try:
             with self._lock:
                 if self._inputs is None:
                     self._inputs = now
                 inputs, pipeline = self._inputs, self._pipeline
-                while self._n_started < len(self._routes) - 1:
+                while self._n_started < len(self._buckets) - 1:
                     self._start()
-            self._cast(len(self._routes) - 1, inputs, self._make_completion(inputs, now))
+            self._cast(len(self._buckets) - 1, inputs, self._make_completion(inputs, now))
             return inputs, self._submit(pipeline.drain).result()
         finally:
             self._reset()
@@ -200,7 +193,7 @@ class Overlap:
     def _make_completion(self, inputs: StepInputs, now: StepInputs) -> Completion:
         """Put errors since the arrival of the first gradient into the last bucket's header."""
         seen, refused = self._arrivals.list_changed(), self._refuse_moved(inputs, now.header)
-        sampled = self._arrivals.compare_samples(self._routes[-1].params[0].device)
+        sampled = self._arrivals.compare_samples(self._buckets[-1].device)
         settings_changed = inputs.header.settings != now.header.settings
         inputs.problems.extend(now.problems if now is not inputs else ())
 
@@ -239,26 +232,26 @@ class Overlap:
             given_up = with_error(
                 inputs.header, Status.CANCELLED, culprit=inputs.rank, cancelled_by_all=True
             )
-            rest = self._routes[self._n_started :]
+            rest = self._buckets[self._n_started :]
 
-            def abstain_from_rest() -> list[CastVote]:
-                for route in rest:
-                    pipeline.add(
-                        abstain_from(route, given_up, inputs.coins, nonfinite=inputs.nonfinite)
-                    )
+            def abstain_from_rest() -> list[Bucket]:
+                for bucket in rest:
+                    pipeline.add(bucket.abstain(given_up, inputs.coins, nonfinite=inputs.nonfinite))
                 return pipeline.drain()
 
-            votes = self._submit(abstain_from_rest).result()
+            buckets = self._submit(abstain_from_rest).result()
+            verdict = judge(buckets)
+            by_all = buckets[-1].reply.verdict.cancelled_by_all
         finally:
-            self._reset()
-        verdict = judge_votes(votes)
+            self.forget()
         # A worker may have voted on earlier buckets before it gave up.
-        by_all = votes[-1].reply.verdict.cancelled_by_all
         return inputs, replace(verdict, cancelled_by_all=by_all)
 
     def forget(self) -> None:
         """Forget all arrivals, for a step that is over or a group that is dead."""
         self._reset()
+        for bucket in self._buckets:
+            bucket.clear()
 
 
 def _register(param: Tensor, overlap: weakref.ref[Overlap]) -> RemovableHandle:

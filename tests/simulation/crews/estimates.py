@@ -36,9 +36,9 @@ def find_said(optimizer: CrewLion, place: int) -> tuple[Said, Said]:
 
 
 def _list_votes(optimizer: CrewLion) -> Iterator[tuple[int, Any, list[Any]]]:
-    for number, route in enumerate(optimizer._session.routing.routes):
-        if route.rule.worker_state:
-            yield number, route.vote, [param.worker_state for param in route.own]  # type: ignore[attr-defined]
+    for number, bucket in enumerate(optimizer._session.routing.buckets):
+        if bucket.rule.worker_state:
+            yield number, bucket.vote, [param.worker_state for param in bucket.own]  # type: ignore[attr-defined]
 
 
 def _check(row: Tensor) -> int:

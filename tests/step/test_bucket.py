@@ -9,7 +9,7 @@ import matrix
 from distlion.failures import Status
 from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
 from distlion.layout import BucketLayout, Slot
-from distlion.step.flat_route import FlatRoute
+from distlion.step.bucket import Bucket
 from distlion.step.make import Make
 from distlion.step.param import VotingParam
 from distlion.votes import Aggregation, Roster
@@ -48,18 +48,19 @@ def make_params(rule: Aggregation) -> tuple[VotingParam, ...]:
 @pytest.mark.parametrize(("rule", "pattern"), CASES.values(), ids=CASES)
 def test_a_bucket_without_elements_takes_part(rule: Aggregation, pattern: Exchange) -> None:
     roster = Roster.of(N_WORKERS)
-    routes = [
-        FlatRoute(EMPTY, make_params(rule), rule, pattern, CPU, KERNELS, link, roster)
+    buckets = [
+        Bucket(EMPTY, make_params(rule), rule.start(EMPTY, roster), pattern, CPU, KERNELS, link)
         for link in make_links(N_WORKERS)
     ]
     segments = [Segment(slot, *torch.zeros(3, 0), HYPER) for slot in EMPTY.slots]
     exchanges = []
-    for rank, route in enumerate(routes):
-        votes, finite = route.encode(segments, Coins(0, 0, rank))
+    for rank, bucket in enumerate(buckets):
+        votes, finite = bucket.encode(segments, Coins(0, 0, rank))
         header = Header(ChunkKind.VOTE, 0, 0, rank, 99)
-        exchanges.append(route.exchange(header, votes, finite.tolist(), Coins(0, 0, rank)))
+        exchanges.append(bucket.exchange(header, votes, finite.tolist(), Coins(0, 0, rank)))
     replies, _ = run_together(exchanges)
-    for route, reply in zip(routes, replies, strict=True):
+    for bucket, reply in zip(buckets, replies, strict=True):
         assert reply.verdict == Verdict(Status.OK)
         assert (reply.present > 0).all()
-        route.commit(segments, reply, [HYPER], None)
+        bucket.segments, bucket.reply = segments, reply
+        bucket.commit([HYPER], None)

@@ -1,0 +1,84 @@
+"""The interface of a stage: a part of a step that only some optimizers have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distlion.failures import Status
+from distlion.step.bucket import Bucket
+from distlion.step.inputs import StepInputs
+from distlion.step.param import VotingParam
+from distlion.step.ranks import Ranks
+from distlion.wire.frame import Header
+from distlion.wire.transport import ByteCount, Transport
+from distlion.wire.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The parts of an optimizer that its stages are built for.
+
+    Attributes:
+        ranks: Its ranks.
+        groups: Its param groups.
+        params: Its trainable parameters.
+        between: The link between the ranks that vote with each other; None for a single worker.
+        inside: The link between the ranks of this worker; None for a worker of one rank.
+        step: The step that errors name.
+    """
+
+    ranks: Ranks
+    groups: Sequence[dict[str, Any]]
+    params: Sequence[VotingParam]
+    between: Transport | None
+    inside: Transport | None
+    step: int
+
+
+class Stage:
+    """A part of a step that only some optimizers have; by default each method does nothing.
+
+    A step calls ``amend`` before anything is sent, ``before`` before the first vote is encoded,
+    ``exchange`` once the votes have succeeded, ``commit`` with the commit of parameters, and
+    ``warn`` after it. Every rank has the same stages in the same order.
+
+    Attributes:
+        needs_all: Whether ``before`` needs the gradients of all buckets.
+    """
+
+    needs_all: ClassVar[bool] = False
+
+    def amend(self, inputs: StepInputs) -> StepInputs:
+        """Return the inputs of a step with this stage's changes."""
+        return inputs
+
+    def before(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
+        """Change the loaded segments of all buckets before the first vote is encoded."""
+
+    def exchange(self, buckets: Sequence[Bucket], header: Header) -> tuple[Header, Verdict]:
+        """Exchange this stage's own data, before the commit, so that a step stays atomic.
+
+        Args:
+            buckets: The buckets of the step, with their replies.
+            header: This rank's header, with the errors of earlier stages.
+
+        Returns:
+            The header, with errors found here; and the verdict of all ranks on it.
+        """
+        return header, Verdict(Status.OK)
+
+    def commit(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
+        """Write this stage's results, of a step that is committed; nothing may fail here."""
+
+    def warn(self) -> None:
+        """Warn of what the step has shown, which is then committed."""
+
+    def plan(self, step: int) -> ByteCount:
+        """Declare the bytes that this rank sends between voters for it in a step."""
+        return ByteCount()
+
+    def describe_kept(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        """List a line for each thing that it keeps in param groups, equal on all ranks."""
+        return []
