@@ -302,7 +302,7 @@ MISUSES = (
     Mutation(
         "a worker whose lr is out of range leaves the others waiting",
         "optim/distributed_lion.py",
-        "numbers, problem = GroupNumbers(groups, [], found_inf=False), error",
+        "numbers, problem = GroupNumbers(lines, (), found_inf=False), error",
         "raise",
         (
             "distributed/test_disagreement.py::test_a_setting_out_of_range_at_one_step_is_an_error_on_every_rank",

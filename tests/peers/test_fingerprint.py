@@ -11,7 +11,7 @@ from torch import nn
 from distlion import DistributedLion, MajorityVote
 from distlion.errors import InvalidArgumentError
 from distlion.peers.fingerprint import Fingerprint, FixedGroups
-from distlion.step.hyperparameters import describe_hyperparameters
+from distlion.step.hyperparameters import describe_hyperparameters, describe_steps
 
 GROUP: dict[str, Any] = {
     "lr": 1e-3,
@@ -34,7 +34,8 @@ def fixed_groups() -> FixedGroups:
 
 
 def digest(found: Fingerprint, groups: list[dict[str, Any]]) -> int:
-    return found.digest(describe_hyperparameters(groups), found.list_toggled(groups))
+    changing = describe_hyperparameters(groups) + describe_steps(groups)
+    return found.digest(changing, found.list_toggled(groups))
 
 
 @pytest.mark.parametrize("change", [{"lr": 2e-3}, {"step": 1}, {"betas": (0.8, 0.99)}, {}])

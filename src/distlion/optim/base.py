@@ -47,7 +47,7 @@ from distlion.optim.state_hooks import after_hooks_of_loading, run_hooks_or_refu
 from distlion.peers.fingerprint import FixedGroups
 from distlion.peers.ownership import MomentumOwnership
 from distlion.step.agreement import AGREEMENT_KEY
-from distlion.step.hyperparameters import check_hyperparameters, check_step, read_step
+from distlion.step.hyperparameters import GroupReader, check_hyperparameters, check_step, read_step
 from distlion.step.make import Make
 from distlion.step.momentum import fill_selection
 from distlion.step.nodes import NodePieces
@@ -311,7 +311,7 @@ class VotingBase(LionBase):
         }
         if worker is not None:
             defaults[WORKER_KEY] = worker
-        self._fixed = FixedGroups()
+        self._fixed, self._reader = FixedGroups(), GroupReader()
         super().__init__(
             params,
             defaults,

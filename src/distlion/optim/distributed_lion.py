@@ -27,7 +27,7 @@ from distlion.step.diagnostics import Diagnosis
 from distlion.step.hyperparameters import (
     GroupNumbers,
     describe_hyperparameters,
-    read_groups,
+    describe_steps,
     read_step,
 )
 from distlion.step.inputs import StepInputs
@@ -212,7 +212,8 @@ class DistributedLion(VotingBase):
             return
         if self._settings.overlap:
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
-        self._fire("before_step", self._known_step)
+        if faults.armed:
+            self._fire("before_step", self._known_step)
         with session.lifecycle.exchange(f"step {self._known_step}", votes=True):
             try:
                 is_committed = self._vote_and_commit()
@@ -239,7 +240,8 @@ class DistributedLion(VotingBase):
             return session.abandon(verdict, self.param_groups, inputs)
         if self._settings.check_every is not None and not session.replicas.are_compared:
             session.compare_replicas(step=step)  # weights may have been loaded after construction
-        self._fire("before_commit", step)
+        if faults.armed:
+            self._fire("before_commit", step)
         check_unchanged(buckets, rank=inputs.rank, step=step)
         session.lifecycle.is_torn = True
         for bucket in buckets:
@@ -254,7 +256,8 @@ class DistributedLion(VotingBase):
         looks = inputs.wants_digest or follow_up or not session.use.is_over
         if looks or not any(bucket.reply.present.any() for bucket in buckets):
             session.observe(buckets, wants_digest=inputs.wants_digest)
-        self._fire("after_commit", step)
+        if faults.armed:
+            self._fire("after_commit", step)
         return True
 
     def _cast_votes(self) -> tuple[StepInputs, Sequence[Bucket]]:
@@ -275,11 +278,12 @@ class DistributedLion(VotingBase):
             if toggled:
                 session.fingerprint.check_groups(groups)
             self._known_step = read_step(groups)
-            numbers = read_groups(self)
+            numbers = self._reader.read(self)
             is_excluded = follow_up is not None and follow_up.excludes_this_worker
         except Exception as error:  # noqa: BLE001
-            numbers, problem = GroupNumbers(groups, [], found_inf=False), error
-        digest = session.fingerprint.digest(describe_hyperparameters(numbers.groups), toggled)
+            lines = describe_hyperparameters(groups) + describe_steps(groups)
+            numbers, problem = GroupNumbers(lines, (), found_inf=False), error
+        digest = session.fingerprint.digest(numbers.lines, toggled)
         coins = Coins(settings.seed, self._known_step, ranks.voter)
         inputs = StepInputs(
             rank=ranks.rank,

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.step.hyperparameters import describe_hyperparameters
+from distlion.step.hyperparameters import describe_hyperparameters, describe_steps
 from distlion.step.make import describe_make
 from distlion.step.param import VotingParam, is_dtensor
 
@@ -62,6 +62,20 @@ class FixedGroups:
         """Remember the contents of param groups; call it after the optimizer changed them."""
         self._held = [list(group["params"]) for group in groups]
         self._said = [_copy_read_once(group) for group in groups]
+
+    def is_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether ``list_changed`` would find nothing."""
+        if len(groups) != len(self._held):
+            return False
+        for group, held, said in zip(groups, self._held, self._said, strict=True):
+            params = group.get("params", ())
+            if len(params) != len(held) or not all(map(operator.is_, params, held)):
+                return False
+            for key, before in said.items():
+                now = group.get(key)
+                if not (now is before or now == before):
+                    return False
+        return True
 
     def list_changed(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """List a line for each param group with other parameters, and each key of another value."""
@@ -165,6 +179,7 @@ class Fingerprint:
         self.passing: Sequence[str] = ()
         self._lines = list(lines)
         self._digest = digest_lines(self._lines).hex()
+        self._digested: tuple[Sequence[str], int] = (), 0
         trained = {each.param for each in params}
         trained |= {param for param in names if param.requires_grad}
         self._frozen = {param: name for param, name in names.items() if param not in trained}
@@ -177,20 +192,27 @@ class Fingerprint:
 
     def list_lines(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """Describe all that must be equal in a step with these param groups."""
-        lines = self._lines + describe_hyperparameters(groups) + self.list_toggled(groups)
-        return [*lines, *self._list_recast(), *self.passing]
+        lines = self._lines + describe_hyperparameters(groups) + describe_steps(groups)
+        return [*lines, *self.list_toggled(groups), *self._list_recast(), *self.passing]
 
     def digest(self, changing: Sequence[str], toggled: Sequence[str]) -> int:
         """Digest the result of ``list_lines`` for the headers of a step: unsigned 64 bits.
 
         Args:
-            changing: The hyperparameters, as ``describe_hyperparameters`` returns them.
+            changing: The hyperparameters, as ``describe_hyperparameters`` returns them; and the
+                steps of groups, where they cannot be read.
             toggled: The result of ``list_toggled``.
         """
-        return digest_settings([self._digest, *changing, *toggled, *self.passing])
+        if toggled or self.passing:
+            return digest_settings([self._digest, *changing, *toggled, *self.passing])
+        if changing is not self._digested[0]:
+            self._digested = changing, digest_settings([self._digest, *changing])
+        return self._digested[1]
 
     def list_toggled(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """List a line for each parameter that was frozen or unfrozen since."""
+        if self._is_unchanged(groups):
+            return []
         lines = []
         for param, name in self._frozen.items():
             if param.requires_grad:
@@ -199,6 +221,16 @@ class Fingerprint:
             if not param.requires_grad:
                 lines.append(f"no longer trained: {name}")
         return lines + self._fixed.list_changed(groups)
+
+    def _is_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether ``list_toggled`` would find nothing, in one loop, as every step asks."""
+        for param in self._frozen:
+            if param.requires_grad:
+                return False
+        for param in self._trained:
+            if not param.requires_grad:
+                return False
+        return self._fixed.is_unchanged(groups)
 
     def _list_recast(self) -> list[str]:
         """List a line for each parameter of another make now: cast, moved or resized."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,7 @@ class Bucket:
 
     Attributes:
         rule: The rule of the vote.
+        own: The parameters that this rank votes for; with nodes, its pieces of them.
         marks: Marks of the gradients of this step; empty before ``load``, like the next one.
         segments: This rank's segments of ``own``, without a gradient where it abstains; empty if it
             cannot vote.
@@ -88,6 +89,8 @@ class Bucket:
         reply: The reply of this step.
     """
 
+    averages: ClassVar[bool] = False
+    """True if the ranks of a node average their gradients before they vote."""
     header: Header
 
     def __init__(
@@ -112,6 +115,7 @@ class Bucket:
         self.layout, self.params, self.vote, self.pattern = layout, tuple(params), vote, pattern
         self.device, self.kernels, self.link = device, kernels, link
         self.inside, self.matrices = inside, matrices
+        self.own = self.params
         self.rule: Aggregation = vote.rule
         # The network reads host memory.
         self._is_on_host = device == link.wire_device
@@ -124,11 +128,6 @@ class Bucket:
         self.directions: Sequence[Segment] | None = None
         self.reply = NO_REPLY
         self.can_vote = False
-
-    @property
-    def own(self) -> tuple[VotingParam, ...]:
-        """The parameters that this rank votes for; with nodes, its pieces of them."""
-        return self.params
 
     @property
     def parts(self) -> Sequence[Bucket]:
@@ -163,10 +162,11 @@ class Bucket:
             grads = [None] * len(grads)
         elif inputs.found_inf:
             header = with_error(header, Status.OVERFLOW, culprit=inputs.rank)
-        scale = inputs.coefficients[0].grad_scale
-        means, scale, self.header = self.average(grads, header, scale)
+        self.header, scale = header, inputs.coefficients[0].grad_scale
+        if self.averages:
+            grads, scale, self.header = self.average(grads, header, scale)
         try:
-            segments = make_segments(self.own, means, inputs.coefficients, scale)
+            segments = make_segments(self.own, grads, inputs.coefficients, scale)
             self.segments = self.kernels.gather(segments)
             self.can_vote = True
         except Exception as error:  # noqa: BLE001
@@ -174,13 +174,14 @@ class Bucket:
 
     def load_nothing(self, header: Header) -> None:
         """Take part in the exchanges of ``load``, without a gradient."""
-        header = replace(header, bucket=self.layout.index)
-        _, _, self.header = self.average([None] * len(self.params), header, 1.0)
+        self.header = header = replace(header, bucket=self.layout.index)
+        if self.averages:
+            _, _, self.header = self.average([None] * len(self.params), header, 1.0)
 
     def average(
         self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
-    ) -> tuple[Sequence[Tensor | None], float, Header]:
-        """Average gradients inside the node; without nodes, return them unchanged.
+    ) -> tuple[list[Tensor | None], float, Header]:
+        """Average gradients inside the node, where ``averages`` says so.
 
         Args:
             grads: For each of ``params``, this rank's gradient; None for none.
@@ -191,7 +192,7 @@ class Bucket:
             A gradient for each of ``own``, None where nobody has one; its factor; and the header,
             with the worst error found.
         """
-        return grads, grad_scale, header
+        raise NotImplementedError
 
     def list_counted(self) -> list[Segment]:
         """List the segments that a norm counts here: the first rank counts shards with copies."""

@@ -132,14 +132,47 @@ class GroupNumbers(NamedTuple):
     """The numbers that a step computes with, on the host.
 
     Attributes:
-        groups: The param groups, without device tensors.
+        lines: The result of ``describe_hyperparameters``.
         coefficients: The coefficients of every group.
         found_inf: Whether a GradScaler has seen an overflow on this worker.
     """
 
-    groups: Sequence[Mapping[str, Any]]
-    coefficients: list[Coefficients]
+    lines: Sequence[str]
+    coefficients: Sequence[Coefficients]
     found_inf: bool
+
+
+_SEEN = ("lr", "betas", "weight_decay", "cautious", "orthogonalize", "aggregation")
+
+
+class GroupReader:
+    """Read the numbers of each step, and check groups only where a value has changed since."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        self._numbers = GroupNumbers((), (), found_inf=False)
+
+    def read(self, optimizer: Optimizer) -> GroupNumbers:
+        """Return the same as ``read_groups``."""
+        seen: list[Any] = []
+        has_tensor = False
+        for group in optimizer.param_groups:
+            seen.append(len(group))
+            for key in _SEEN + FOREIGN_SWITCHES:
+                value = group.get(key)
+                if isinstance(value, list):
+                    value = tuple(value)  # which the caller cannot change
+                has_tensor |= isinstance(value, Tensor)
+                if isinstance(value, tuple):
+                    for each in value:
+                        has_tensor |= isinstance(each, Tensor)
+                seen += type(value), value
+        has_scaler = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
+        if seen != self._seen or has_tensor or has_scaler:  # NaN differs from itself
+            self._seen, self._numbers = [], read_groups(optimizer)
+            if not (has_tensor or has_scaler):
+                self._seen = seen
+        return self._numbers
 
 
 def read_groups(optimizer: Optimizer) -> GroupNumbers:
@@ -172,7 +205,8 @@ def read_groups(optimizer: Optimizer) -> GroupNumbers:
         groups = [_with_floats(group, floats) for group in groups]
         scale = 1.0 if grad_scale is None else 1.0 / floats[id(grad_scale)]
         has_overflow = found_inf is not None and floats[id(found_inf)] > 0
-    return GroupNumbers(groups, read_coefficients(groups, grad_scale=scale), has_overflow)
+    coefficients = read_coefficients(groups, grad_scale=scale)
+    return GroupNumbers(describe_hyperparameters(groups), coefficients, has_overflow)
 
 
 def _listed(betas: Any) -> Sequence[Any]:
@@ -234,8 +268,15 @@ def describe_hyperparameters(groups: Sequence[Mapping[str, Any]]) -> list[str]:
             f"cautious of group {number}: {group.get('cautious')!r}",
             f"orthogonalize of group {number}: {group.get('orthogonalize')!r}",
             f"aggregation of group {number}: {group.get('aggregation')!r}",
-            f"step of group {number}: {_as_whole(group.get('step'))!r}",
         )
+    ]
+
+
+def describe_steps(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List a line for the step of each group, which headers carry if it can be read."""
+    return [
+        f"step of group {number}: {_as_whole(group.get('step'))!r}"
+        for number, group in enumerate(groups)
     ]
 
 
@@ -283,6 +324,13 @@ def read_step(groups: Sequence[Mapping[str, Any]]) -> int:
     Raises:
         InvalidArgumentError: One holds no valid step, or they are at different steps.
     """
+    first: Any = groups[0].get("step") if groups else None
+    if type(first) is int and 0 <= first <= _LARGEST_STEP:
+        for group in groups:
+            if group.get("step") is not first:  # of the same step, by ``_advance``
+                break
+        else:
+            return int(first)
     steps = [check_step(group, number) for number, group in enumerate(groups)]
     if len(set(steps)) != 1:
         raise InvalidArgumentError(

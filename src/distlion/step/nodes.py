@@ -204,6 +204,7 @@ class NodeBucket(Bucket):
         matrices: The matrices to orthogonalize among the parameters; None for none.
     """
 
+    averages = True
     inside: Transport
 
     def __init__(
@@ -227,6 +228,7 @@ class NodeBucket(Bucket):
             inside=inside,
             matrices=matrices,
         )
+        self.own = part.params
         self._index_of = {param.position: index for index, param in enumerate(self.params)}
         self._frames = NodeFrames(
             inside,
@@ -239,10 +241,6 @@ class NodeBucket(Bucket):
         )
 
     @property
-    def own(self) -> tuple[VotingParam, ...]:
-        return self._part.params
-
-    @property
     def parts(self) -> Sequence[Bucket]:
         return self._parts
 
@@ -251,7 +249,7 @@ class NodeBucket(Bucket):
 
     def average(
         self, grads: Sequence[Tensor | None], header: Header, grad_scale: float
-    ) -> tuple[Sequence[Tensor | None], float, Header]:
+    ) -> tuple[list[Tensor | None], float, Header]:
         """Average the node's gradients: 1 scatter pieces, 2 check, 3 add in local-rank order.
 
         Equation:

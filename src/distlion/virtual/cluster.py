@@ -25,7 +25,7 @@ from distlion.peers.ownership import MomentumOwnership
 from distlion.signals import deferred_signals
 from distlion.step.clipping import ClipNorm
 from distlion.step.diagnostics import Diagnosis
-from distlion.step.hyperparameters import describe_hyperparameters, read_groups, read_step
+from distlion.step.hyperparameters import describe_steps, read_step
 from distlion.step.momentum import MomentumSync
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.step.outcome import describe_problem
@@ -218,19 +218,19 @@ class VirtualCluster(VotingBase):
 
     def _read_inputs(
         self, layout: ClusterLayout
-    ) -> tuple[list[Coefficients], list[Tensor | None], list[str]]:
+    ) -> tuple[Sequence[Coefficients], list[Tensor | None], list[str]]:
         """Check a step's inputs; return hyperparameters, gradients, and the former as text."""
         self._fixed.check(self.param_groups)
-        grads, coefficients = take_gradients(layout.params), read_groups(self).coefficients
+        grads, numbers = take_gradients(layout.params), self._reader.read(self)
         self._known_step = read_step(self.param_groups)
-        said = describe_hyperparameters(self.param_groups)
+        said = [*numbers.lines, *describe_steps(self.param_groups)]
         for before, now in zip(self._said or said, said, strict=True):
             if now != before:
                 raise InvalidArgumentError(
                     f"{now}, but {before} when the first worker of this step was collected. "
                     "Expected the same for all workers. Change groups after step()"
                 )
-        return coefficients, grads, said
+        return numbers.coefficients, grads, said
 
     @contextmanager
     def _refusing(self, worker: int) -> Iterator[None]:
