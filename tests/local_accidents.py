@@ -94,8 +94,7 @@ class Ending:
 
 def list_tensors(optimizer: distlion.LocalSteps) -> list[list[Tensor]]:
     own = [param for param, _ in optimizer.list_pairs()]
-    outer = optimizer.outer_optimizer
-    return [copies(each) for each in (optimizer.common_point, own, outer.outer_momentum.buffers)]
+    return [copies(each) for each in (optimizer.common_point, own, optimizer.outer_buffers)]
 
 
 @functools.cache

@@ -135,7 +135,7 @@ def train(
         "seed": seed,
         "counts": (optimizer.local_step, optimizer.committed_step),
         "rates": [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups],
-        "momentum": bits(optimizer.outer_optimizer.outer_momentum.buffers),
+        "momentum": bits(optimizer.outer_buffers),
         "own": bits(model.parameters()),
         "kept": copy_kept(optimizer),
         "formed": [line for line in said if line.startswith("epoch ")],

@@ -84,7 +84,7 @@ class LocalWorker:
     def tensors(self) -> list[Tensor]:
         """Copy all that a run goes on from."""
         found = [*self.model.state_dict().values(), *self.optimizer.common_point]
-        found += self.optimizer.outer_optimizer.outer_momentum.buffers
+        found += self.optimizer.outer_buffers
         for entries in (self.optimizer.state, self.optimizer.outer_optimizer.state):
             found += [value for entry in entries.values() for value in entry.values()]
         return [torch.as_tensor(each).detach().clone() for each in found]

@@ -108,9 +108,9 @@ def get_bits(tensor: torch.Tensor) -> bytes:
 def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
     """List all that must go on alike: places, parameters, common points and momenta."""
     common = optimizer.outer_optimizer
-    kept = [*optimizer.common_point, *common.outer_momentum.buffers]
+    kept = [*optimizer.common_point, *optimizer.outer_buffers]
     # Without betas nothing reads the momentum of deltas, so no state needs it.
-    unread = set() if common.outer_step.kind == "lion" else {"exp_avg"}
+    unread = set() if optimizer._votes.outer.outer.kind == "lion" else {"exp_avg"}
     for entry in common.state.values():
         kept += [entry[key] for key in sorted(entry.keys() - unread)]
     for param in model.parameters():

@@ -42,7 +42,7 @@ def train_spoiled(rank: int, world_size: int, cases: list[dict[str, Any]]) -> li
         spoil([*params.values()])
         train(optimizer, params.values(), rank, AT, STEPS)
         optimizer.verify_replicas()
-        momenta = optimizer.outer_optimizer.outer_momentum.buffers
+        momenta = optimizer.outer_buffers
         found.append(
             (
                 copies(optimizer.common_point),

@@ -279,7 +279,7 @@ def test_a_worker_that_is_not_finite(nonfinite: Any) -> None:
 def test_outer_momentum_leaves_alone_what_is_not_finite(nonfinite: Any) -> None:
     optimizer, params = make(nonfinite=nonfinite, outer_momentum=0.9)
     train(optimizer, params.values(), 0, 0, EVERY)
-    buffers = optimizer.outer_optimizer.outer_momentum.buffers
+    buffers = optimizer.outer_buffers
     before = [each.clone() for each in (*optimizer.common_point, *buffers)]
     assert all(each.any() for each in before)
     with torch.no_grad():

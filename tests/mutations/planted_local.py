@@ -71,7 +71,7 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a delta begins at a common point that the parameter cannot hold",
-        "local/common_point.py",
+        "local/pairs.py",
         "begun = common.to(param.dtype).to(torch.float32)",
         "begun = common",
         VIRTUAL,
@@ -92,16 +92,16 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "the outer momentum of one worker moves a parameter that is not finite",
-        "local/common_point.py",
+        "local/outer_stage.py",
         "[n for n, each in enumerate(segments) if each.grad is not None]",
         "[n for n, each in enumerate(segments)]",
         ALONE,
     ),
     Mutation(
         "the outer momentum of virtual workers moves a parameter that nobody votes on",
-        "virtual/collection.py",
-        "            if n_votes\n",
-        "            if n_votes >= 0\n",
+        "virtual/route.py",
+        "for param, n_votes in voted if n_votes]",
+        "for param, n_votes in voted if n_votes >= 0]",
         VIRTUAL,
     ),
     Mutation(
@@ -114,8 +114,8 @@ LOCAL_STEPS = (
     Mutation(
         "the inner optimizer goes on from where it was before the vote",
         "local/votes.py",
-        "on_commit=self._end_period,",
-        "on_commit=lambda: None,",
+        "on_commit=self._end_period",
+        "on_commit=lambda: None",
         REAL,
     ),
     Mutation(
@@ -128,7 +128,7 @@ LOCAL_STEPS = (
     Mutation(
         "a worker whose common point was repaired goes on from where it was",
         "local/votes.py",
-        "if self.common.take_repair():",
+        "if were_repaired:",
         "if False:",
         REAL,
     ),
@@ -184,8 +184,8 @@ LOCAL_STEPS = (
     Mutation(
         "workers vote after other numbers of steps",
         "local/votes.py",
-        "more=[schedule.describe()],",
-        "more=[],",
+        "outer, [schedule.describe()], parts",
+        "outer, [], parts",
         REAL,
     ),
     Mutation(
@@ -288,14 +288,14 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "what keeps one worker from a vote is heard by none",
-        "local/common_point.py",
+        "local/outer_stage.py",
         "return inputs.refused(self._problem)",
         "return inputs",
         REFUSED,
     ),
     Mutation(
         "workers vote a call of step() apart",
-        "local/common_point.py",
+        "local/outer_stage.py",
         'f"calls of step() so far: {self._calls}"',
         '"calls of step()"',
         REFUSED,
@@ -303,15 +303,15 @@ LOCAL_STEPS = (
     Mutation(
         "a group that the inner optimizer refuses is voted on",
         "local/votes.py",
-        'self.common.agree_on("add_param_group()", problem)',
+        'self.agree_on("add_param_group()", problem)',
         "pass",
         REFUSED,
     ),
     Mutation(
         "states of different steps are loaded",
         "local/state.py",
-        "common.agree(CALL, problem, said)",
-        "common.agree(CALL, problem)",
+        "votes.agree(CALL, problem, said)",
+        "votes.agree(CALL, problem)",
         REFUSED,
     ),
     Mutation(

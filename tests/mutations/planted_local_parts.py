@@ -14,7 +14,7 @@ FILES = ("checkpoint/test_local_steps_saved.py",)
 LOCAL_PARTS = (
     Mutation(
         "coins of a part are numbered by all votes",
-        "local/common_point.py",
+        "local/outer_stage.py",
         "number = inputs.header.step // self._n_parts",
         "number = inputs.header.step",
         REAL_PARTS,
@@ -50,8 +50,8 @@ LOCAL_PARTS = (
     Mutation(
         "parts keep their numbers where parameters are added",
         "local/votes.py",
-        "self.pairs.turns = self.common.list_turns()\n        # Parameters",
-        "self.pairs.turns += [0]\n        # Parameters",
+        "self.pairs.turns = [param.turn for param in self.common.session.params]\n        # Param",
+        "self.pairs.turns += [0]\n        # Param",
         REAL_PARTS,
     ),
     Mutation(
@@ -92,16 +92,15 @@ LOCAL_PARTS = (
     Mutation(
         "a newcomer of a crew begins without the outer momentum",
         "crew/local_steps.py",
-        "return [*super()._list_buffers(), *self.outer_momentum.buffers]",
-        "return super()._list_buffers()",
+        "return self.outer.momentum.buffers",
+        "return []",
         CREW,
     ),
     Mutation(
         "a newcomer of a crew goes on from its own parameters",
         "crew/local_steps.py",
-        "        if epoch.takes_parameters:\n            self._votes.begin_anew()",
-        "        if epoch.takes_parameters and not epoch.is_behind:\n"
-        "            self._votes.begin_anew()",
+        "        if epoch.takes_parameters:\n            self._begin_anew(",
+        "        if epoch.takes_parameters and not epoch.is_behind:\n            self._begin_anew(",
         CREW,
     ),
     Mutation(
@@ -121,15 +120,15 @@ LOCAL_PARTS = (
     Mutation(
         "a newcomer of a crew keeps its own learning rate",
         "crew/local_steps.py",
-        "take_groups(self._inner.param_groups, self._donor_inner)\n            self._votes.take",
-        "self._votes.take",
+        "            self.take_donor_groups()\n            self._take_place",
+        "            self._take_place",
         CREW,
     ),
     Mutation(
         "survivors of a crew do not wait for those who still take local steps",
-        "crew/local_steps.py",
-        "return self.silence_s",
-        "return 0.0",
+        "crew/optimizer.py",
+        "return QUICK_S if self._local is None else self.silence_s",
+        "return QUICK_S if self._local is None else 0.0",
         CREW,
     ),
     Mutation(

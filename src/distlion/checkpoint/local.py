@@ -43,7 +43,7 @@ def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
     """List the objects beside the model that a load changes, to restore them if it fails."""
     kept: list[Any] = [votes.param_groups]
     if local is not None:
-        kept += [vars(local), vars(local.inner), local.outer_optimizer.outer_momentum.buffers]
+        kept += [vars(local), vars(local.inner), local.outer_buffers]
         if isinstance(local.inner, InnerOptimizers):
             kept += [vars(each) for each in local.inner.optimizers]
     return kept
@@ -102,7 +102,7 @@ def collect_local(
         "local_step": progress.calls,
         "steps_since_vote": list(progress.since),
         "late_part": progress.turn,
-        "outer_momentum": [each.detach() for each in local.outer_optimizer.outer_momentum.buffers],
+        "outer_momentum": [each.detach() for each in local.outer_buffers],
         "state": rest,
         "groups": inner["param_groups"],
     }
@@ -136,7 +136,7 @@ class ParsedLocal:
         with torch.no_grad():
             for index, value in self.own.items():
                 params[index].copy_(value)
-            buffers = local.outer_optimizer.outer_momentum.buffers
+            buffers = local.outer_buffers
             for buffer, saved in zip(buffers, self.outer_momentum, strict=True):
                 buffer.copy_(saved)
         local.inner.load_state_dict(self.inner)
@@ -200,7 +200,7 @@ def _build(name: str, shape: torch.Size, build: Build) -> Tensor:
 
 def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
     check_schedule(saved, local.schedule, "the checkpoint")
-    shapes = [each.shape for each in local.outer_optimizer.outer_momentum.buffers]
+    shapes = [each.shape for each in local.outer_buffers]
     if [each.shape for each in saved["outer_momentum"]] != shapes:
         raise CheckpointError(
             "the outer momentum that was saved does not fit this optimizer's. Expected the same "

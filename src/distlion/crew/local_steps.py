@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,9 +17,9 @@ from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
 from distlion.local.around import Inner
-from distlion.local.common_point import CommonPoint
 from distlion.local.local_steps import LocalSteps
 from distlion.local.votes import LocalVotes
+from distlion.step.stage import Stage
 
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew
@@ -31,69 +31,6 @@ At = Literal["", "step", "vote"]
 
 _OF_THE_MACHINE = ("foreach", "fused", "capturable", "differentiable")
 """Keys of torch's optimizers that depend on this machine."""
-
-
-class CrewCommonPoint(CrewLion, CommonPoint):
-    """The common point of a crew; lagging workers take it and the outer state from the first one.
-
-    Args:
-        crew: Its workers.
-        buffers: Tensors that a newcomer takes from the most advanced worker.
-        votes: The votes of this worker.
-        inner: Its inner optimizer.
-        *args: As for ``CommonPoint``.
-        **options: Likewise.
-    """
-
-    def __init__(
-        self,
-        crew: Crew,
-        buffers: Iterable[Tensor],
-        votes: CrewVotes,
-        inner: Optimizer,
-        *args: Any,
-        **options: Any,
-    ) -> None:
-        self._votes, self._inner = votes, inner
-        self._donor_inner: list[dict[str, Any]] = []
-        super().__init__(crew, *args, buffers=buffers, **options)
-
-    @property
-    def patience_s(self) -> float:
-        # The others may still take local steps; a worker that misses a vote counts as silent.
-        return self.silence_s
-
-    @property
-    def _n_calls(self) -> int:
-        return self._votes.period.calls
-
-    def catch_up(self) -> None:
-        while self._votes.at:
-            self._votes.join()
-
-    def _list_buffers(self) -> list[Tensor]:
-        return [*super()._list_buffers(), *self.outer_momentum.buffers]
-
-    def _describe_state(self) -> dict[str, Any]:
-        groups = describe_groups(self._inner.param_groups, but=_OF_THE_MACHINE)
-        return {**super()._describe_state(), "inner": groups, "local": self._votes.describe()}
-
-    def _take_given(self, given: Mapping[str, Any]) -> None:
-        check_groups(self._inner.param_groups, given["inner"])
-        super()._take_given(given)
-
-    def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
-        super()._take_state(epoch, given)
-        if epoch.is_behind:
-            self._donor_inner = given["inner"]
-            take_groups(self._inner.param_groups, self._donor_inner)
-            self._votes.take(given["local"])
-        if epoch.takes_parameters:
-            self._votes.begin_anew()
-
-    def take_donor_groups(self) -> None:
-        super().take_donor_groups()
-        take_groups(self._inner.param_groups, self._donor_inner)
 
 
 class CrewVotes(LocalVotes):
@@ -132,14 +69,53 @@ class CrewVotes(LocalVotes):
         encode_state(describe_groups(inner.param_groups, but=_OF_THE_MACHINE))
         self.at: At = ""
         self._is_first = False  # the next call of step() is the one that the others are in
-        make: Callable[..., CommonPoint] = partial(CrewCommonPoint, crew, buffers, self, inner)
+        self._donor_groups: list[dict[str, Any]] = []
+
+        def make(stages: Sequence[Stage], *args: Any, **options: Any) -> CrewLion:
+            return CrewLion.with_stages(stages, crew, *args, buffers=buffers, local=self, **options)
+
         super().__init__(inner, schedule, *args, make=make, **options)
 
-    def describe(self) -> dict[str, Any]:
-        """Describe this worker's place, for lagging workers."""
-        return {"calls": self.period.calls, "since": self.period.since, "at": self.at}
+    @property
+    def n_calls(self) -> int:
+        """Number of this worker's local steps."""
+        return self.period.calls
 
-    def take(self, given: Mapping[str, Any]) -> None:
+    def list_buffers(self) -> list[Tensor]:
+        """List the outer momentum, which a lagging worker takes from the first one."""
+        return self.outer.momentum.buffers
+
+    def describe(self) -> dict[str, Any]:
+        """Describe this worker's groups and its place, for lagging workers."""
+        place = {"calls": self.period.calls, "since": self.period.since, "at": self.at}
+        return {
+            "inner": describe_groups(self._inner.param_groups, but=_OF_THE_MACHINE),
+            "local": place,
+        }
+
+    def check_given(self, given: Mapping[str, Any]) -> None:
+        """Refuse groups that do not fit."""
+        check_groups(self._inner.param_groups, given["inner"])
+
+    def take(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
+        """Take the most advanced worker's groups and place, if this one has fallen behind."""
+        if epoch.is_behind:
+            self._donor_groups = given["inner"]
+            self.take_donor_groups()
+            self._take_place(given["local"])
+        if epoch.takes_parameters:
+            self._begin_anew(self.pairs.pairs)
+
+    def take_donor_groups(self) -> None:
+        """Restore the hyperparameters that this worker was given when it joined."""
+        take_groups(self._inner.param_groups, self._donor_groups)
+
+    def catch_up(self) -> None:
+        """Join the others' current call, if this worker came in the middle of one."""
+        while self.at:
+            self.join()
+
+    def _take_place(self, given: Mapping[str, Any]) -> None:
         """Take the most advanced worker's place; this worker's deltas are dropped."""
         calls: int = given["calls"]
         # The others are in step(): this worker's next call must join it, unless it is in one.
@@ -147,10 +123,6 @@ class CrewVotes(LocalVotes):
         self.period.set_progress(calls - is_first, given["since"])
         self._abstains, self._is_first = True, is_first
         self.at = given["at"]
-
-    def begin_anew(self) -> None:
-        """Begin a period at the common point that this worker has just taken."""
-        self._begin_anew(self.pairs.pairs)
 
     def join(self) -> None:
         """Take part in the vote that has let this worker in, without deltas."""
@@ -221,9 +193,9 @@ class CrewLocalSteps(LocalSteps):
         super().__init__(inner, **options)
 
     @property
-    def point(self) -> CrewCommonPoint:
-        """The common point, which is formed anew in place when members change."""
-        assert isinstance(self._votes.common, CrewCommonPoint)
+    def point(self) -> CrewLion:
+        """The optimizer of the common point, formed anew in place when members change."""
+        assert isinstance(self._votes.common, CrewLion)
         return self._votes.common
 
     def _take_step(self, closure: Callable[[], Any] | None) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,39 @@ INIT_TIMEOUT_S = 30.0
 _LOST = (PeerLostError, StepTimeoutError)
 
 
+class LocalSide(Protocol):
+    """The part of a member's local steps that a crew carries from member to member."""
+
+    @property
+    def n_calls(self) -> int:
+        """Number of this worker's local steps."""
+        ...
+
+    def list_buffers(self) -> list[Tensor]:
+        """List the tensors that a lagging worker takes from the first one."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return the state, apart from tensors, that the first worker gives lagging workers."""
+        ...
+
+    def check_given(self, given: Mapping[str, Any]) -> None:
+        """Refuse a description that does not fit; nothing was taken."""
+        ...
+
+    def take(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
+        """Keep the state that a lagging worker was given; tensors are in place."""
+        ...
+
+    def take_donor_groups(self) -> None:
+        """Restore the hyperparameters that this worker was given when it joined."""
+        ...
+
+    def catch_up(self) -> None:
+        """Join the others' current call, if this worker came in the middle of one."""
+        ...
+
+
 class CrewLion(DistributedLion):
     """A ``DistributedLion`` whose workers may change between two steps.
 
@@ -75,6 +108,7 @@ class CrewLion(DistributedLion):
         params: As for ``DistributedLion``.
         *args: As for ``DistributedLion``.
         buffers: Tensors that a newcomer takes from the most advanced worker.
+        local: The local steps between votes; None where every step is a vote.
         **options: As for ``DistributedLion``.
 
     Raises:
@@ -88,6 +122,7 @@ class CrewLion(DistributedLion):
         params: ParamsT,
         *args: Any,
         buffers: Iterable[Tensor] = (),
+        local: LocalSide | None = None,
         **options: Any,
     ) -> None:
         for name, reason in REFUSED.items():
@@ -99,7 +134,7 @@ class CrewLion(DistributedLion):
                 "init_process_group() out"
             )
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
-        self._crew, self._buffers = crew, list(buffers)
+        self._crew, self._buffers, self._local = crew, list(buffers), local
         self._whole_epoch = 0
         self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, **options)
@@ -117,13 +152,9 @@ class CrewLion(DistributedLion):
 
     @property
     def patience_s(self) -> float:
-        """Seconds within which the others notice the end of an epoch after this worker."""
-        return QUICK_S
-
-    @property
-    def _n_calls(self) -> int:
-        """Number of this worker's local steps; 0 where every step is a vote."""
-        return 0
+        """Seconds that other members may take to notice that the epoch has ended."""
+        # During local steps, a worker that misses a vote counts as silent.
+        return QUICK_S if self._local is None else self.silence_s
 
     @property
     def has_lost_somebody(self) -> bool:
@@ -231,9 +262,8 @@ class CrewLion(DistributedLion):
             self._let_go()
             epoch, step = None, self.committed_step
             settings = self._digest_settings()
-            own = crew.describe(
-                epoch=self._whole_epoch, step=step, calls=self._n_calls, settings=settings
-            )
+            calls = 0 if self._local is None else self._local.n_calls
+            own = crew.describe(epoch=self._whole_epoch, step=step, calls=calls, settings=settings)
             self._fire_forming("arrive")
             try:
                 epoch = crew.find_next(own, lost, patience_s=patience_s)
@@ -267,6 +297,8 @@ class CrewLion(DistributedLion):
 
     def catch_up(self) -> None:
         """Join the others' current call, if this worker came in the middle of one."""
+        if self._local is not None:
+            self._local.catch_up()
 
     def leave(self) -> None:
         """Close the connections of this worker, which the others notice at once."""
@@ -380,12 +412,9 @@ class CrewLion(DistributedLion):
             taken += self._fetch_momenta(epoch)
         return taken
 
-    def _list_buffers(self) -> list[Tensor]:
-        """List the tensors besides parameters that a lagging worker takes from the first one."""
-        return self._buffers
-
     def _fetch_buffers(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
-        pairs = [(buffer, self._broadcast(buffer, source=0)) for buffer in self._list_buffers()]
+        buffers = self._buffers + ([] if self._local is None else self._local.list_buffers())
+        pairs = [(buffer, self._broadcast(buffer, source=0)) for buffer in buffers]
         return pairs if epoch.is_behind else []
 
     def _describe_state(self) -> dict[str, Any]:
@@ -394,10 +423,13 @@ class CrewLion(DistributedLion):
             "groups": describe_groups(self.param_groups),
             "carried": self._crew.carried.describe(),
             "checkpoints": hand_on_identities(self),
+            **({} if self._local is None else self._local.describe()),
         }
 
     def _take_given(self, given: Mapping[str, Any]) -> None:
         """Take the state that is needed before tensors come; if this raises, nothing was taken."""
+        if self._local is not None:
+            self._local.check_given(given)
         self._take_groups(given["groups"])
 
     def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
@@ -410,6 +442,8 @@ class CrewLion(DistributedLion):
             ]
             self._crew.carried.take(given["carried"])
             take_identities(self, given["checkpoints"])
+        if self._local is not None:
+            self._local.take(epoch, given)
 
     def _fetch_momenta(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
         """Return a newcomer's momenta, from members that have them."""
@@ -435,6 +469,8 @@ class CrewLion(DistributedLion):
     def take_donor_groups(self) -> None:
         """Restore the hyperparameters that this worker was given when it joined."""
         self._take_groups(self._donor_groups)
+        if self._local is not None:
+            self._local.take_donor_groups()
 
     def _take_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Take the hyperparameters and the step number of the most advanced worker."""

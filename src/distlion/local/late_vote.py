@@ -6,14 +6,14 @@ import logging
 import weakref
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from threading import Thread
+from threading import Event, Thread
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.local.common_point import CommonPoint
 from distlion.local.pairs import Pairs, forget_deltas, set_deltas
+from distlion.optim.distributed_lion import DistributedLion
 
 logger = logging.getLogger("distlion")
 
@@ -65,26 +65,47 @@ class LateVote:
 
     @classmethod
     def start(
-        cls, votes: CommonPoint, pairs: Pairs, inner: Optimizer, turn: int, *, steps: int
+        cls,
+        votes: DistributedLion,
+        has_entered: Event,
+        pairs: Pairs,
+        inner: Optimizer,
+        turn: int,
+        *,
+        steps: int,
     ) -> LateVote:
-        """Begin a vote on this worker's deltas, on a thread of its own."""
+        """Begin a vote on this worker's deltas, on a thread of its own.
+
+        Args:
+            votes: The optimizer that votes.
+            has_entered: Event that it sets once a vote has begun its exchange.
+            pairs: The parameters that vote, each with its common point.
+            inner: The optimizer that takes the local steps.
+            turn: The part of the parameters.
+            steps: Local steps that the deltas cover.
+        """
         late = cls([param.detach().clone() for param, _ in pairs], turn, steps=steps)
         set_deltas(pairs, inner)
         devices = {common.device for _, common in pairs if common.device.type == "cuda"}
         _wait_for(devices)  # the thread has streams of its own
         # No daemon: one that is still in Gloo when the interpreter exits dies by SIGABRT.
         thread = Thread(
-            target=late._run, args=(votes, pairs, devices), name="distlion-vote", daemon=False
+            target=late._run,
+            args=(votes, has_entered, pairs, devices),
+            name="distlion-vote",
+            daemon=False,
         )
         late._thread = thread
-        votes.has_entered.clear()
+        has_entered.clear()
         thread.start()
         # On all workers its turn comes before the next calls of this thread; and the process group
         # may be destroyed from here on.
-        votes.has_entered.wait()
+        has_entered.wait()
         return late
 
-    def _run(self, votes: CommonPoint, pairs: Pairs, devices: Set[torch.device]) -> None:
+    def _run(
+        self, votes: DistributedLion, has_entered: Event, pairs: Pairs, devices: Set[torch.device]
+    ) -> None:
         try:
             if len(devices) == 1:  # a new thread is at device 0
                 torch.cuda.set_device(*devices)
@@ -93,7 +114,7 @@ class LateVote:
         except BaseException as error:  # noqa: BLE001, raised by land()
             self._outcome.error = error
         finally:
-            votes.has_entered.set()
+            has_entered.set()
             forget_deltas(pairs)
 
     @property

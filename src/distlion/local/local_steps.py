@@ -13,12 +13,12 @@ from torch._compile import _disable_dynamo
 from distlion.errors import CheckpointError
 from distlion.local.arguments import Schedule
 from distlion.local.around import AroundInner, Inner
-from distlion.local.common_point import CommonPoint
 from distlion.local.inner_step import do_inner_step, is_creating_state
 from distlion.local.outer_step import OuterStep
 from distlion.local.sharded_state import export_sharded_state, has_sharded_form, load_sharded_state
 from distlion.local.state import CALL, export_local_state, load_local_state
 from distlion.local.votes import LocalVotes, Progress
+from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.saved_state import reading_state
 from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
 from distlion.step.diagnostics import Diagnosis
@@ -163,9 +163,14 @@ class LocalSteps(AroundInner):
         return LocalVotes(*args, **options)
 
     @property
-    def outer_optimizer(self) -> CommonPoint:
+    def outer_optimizer(self) -> DistributedLion:
         """The optimizer of the common point; its steps are the votes, and none is under way."""
         return self._votes.wait()
+
+    @property
+    def outer_buffers(self) -> list[Tensor]:
+        """The momentum of the outer step for each parameter; none without ``outer_momentum``."""
+        return self._votes.outer.momentum.buffers
 
     @property
     def schedule(self) -> Schedule:
@@ -322,7 +327,7 @@ class LocalSteps(AroundInner):
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        if self._votes.common.shard_pieces is not None:
+        if self._votes.shard_pieces is not None:
             return run_hooks_of_saving(self, export_sharded_state(self._inner, self._votes))
         saved = export_local_state(self._inner.state_dict(), self._votes)
         return run_hooks_of_saving(self, saved)
@@ -343,7 +348,8 @@ class LocalSteps(AroundInner):
                 state_dict = run_hooks_or_refuse(self, state_dict)
                 is_sharded = has_sharded_form(self._votes, state_dict)
         except CheckpointError as error:
-            self._votes.wait().agree(CALL, error)
+            self._votes.wait()
+            self._votes.agree(CALL, error)
             raise
         if is_sharded:
             load_sharded_state(self._inner, self._votes, state_dict)

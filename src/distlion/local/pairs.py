@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from distlion.local.common_point import copy_to_common, find_delta
+from distlion.errors import UnsupportedTypeError
+from distlion.local.arguments import check_common_device
 from distlion.local.inner_state import find_broken
 from distlion.optim.arguments import check_params, label_params, list_group, settle_names
+from distlion.step.param import is_dtensor
 
 
 class LocalPairs:
@@ -109,3 +111,31 @@ def give_common(pairs: Pairs) -> None:
         # A parameter that is not finite abstains.
         target, source = (common, param) if param.isfinite().all() else (param, common)
         target.copy_(source)
+
+
+@torch.no_grad()
+def copy_to_common(param: Tensor, device: torch.device | None) -> Tensor:
+    """Copy a parameter into a contiguous float32 tensor, perhaps on another device.
+
+    Raises:
+        UnsupportedTypeError: It is a DTensor, whose mesh sets its device.
+        InvalidArgumentError: This machine has no such device.
+    """
+    if is_dtensor(param):
+        if device is not None and device.type != param.device.type:
+            raise UnsupportedTypeError(
+                f"common_device={str(device)!r}: the parameters are DTensors on "
+                f"{param.device.type}, and the common point has their mesh. Leave it out"
+            )
+        return param.detach().to(torch.float32, copy=True)
+    if device is not None:
+        check_common_device(device)
+    common = torch.empty(param.shape, dtype=torch.float32, device=device or param.device)
+    return common.copy_(param)
+
+
+@torch.no_grad()
+def find_delta(param: Tensor, common: Tensor) -> Tensor:
+    """Return a parameter's distance from where its period began, float32 as the common point."""
+    begun = common.to(param.dtype).to(torch.float32)
+    return begun - param.detach().to(common.device, torch.float32)

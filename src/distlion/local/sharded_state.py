@@ -54,8 +54,8 @@ def export_sharded_state(inner: Optimizer, votes: LocalVotes) -> dict[str, Any]:
 
 
 def _get_pieces(votes: LocalVotes) -> ShardPieces:
-    assert votes.common.shard_pieces is not None  # checked by the caller
-    return votes.common.shard_pieces
+    assert votes.shard_pieces is not None  # checked by the caller
+    return votes.shard_pieces
 
 
 def _check_keys(name: str, entry: Mapping[str, Any], taken: set[str]) -> None:
@@ -93,8 +93,8 @@ def _collect_ours(votes: LocalVotes, progress: Progress) -> dict[Tensor, dict[st
 
 
 def _map_momenta(votes: LocalVotes) -> dict[Tensor, Tensor]:
-    common = votes.common
-    return dict(zip(common.list_moving(), common.outer_momentum.buffers, strict=False))
+    moving = [param.param for param in votes.common.session.params]
+    return dict(zip(moving, votes.outer.momentum.buffers, strict=False))
 
 
 def _list_rule_state(
@@ -102,7 +102,7 @@ def _list_rule_state(
 ) -> dict[Tensor, dict[str, Tensor]]:
     """List the state of the votes for each parameter of the common point."""
     # Without betas nothing reads the momentum of deltas.
-    unread = set() if votes.common.outer_step.kind == "lion" else {"exp_avg"}
+    unread = set() if votes.outer.outer.kind == "lion" else {"exp_avg"}
     return {
         point: {key: value for key, value in entry.items() if key not in unread}
         for point, entry in _pair_entries(votes, state_dict)
@@ -126,8 +126,8 @@ def _describe_votes(votes: LocalVotes) -> dict[str, Any]:
     return {
         "format": 1,
         "workers": _get_pieces(votes).n_workers,
-        "outer": common.outer_step.describe(),
-        "outer_betas": list(common.outer_step.vote_betas),
+        "outer": votes.outer.outer.describe(),
+        "outer_betas": list(votes.outer.outer.vote_betas),
         "aggregation": repr(common.param_groups[0]["aggregation"]),
     }
 
@@ -367,7 +367,7 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
     except CheckpointError as error:
         problem = error
     # 2
-    common.agree(CALL, problem, said)
+    votes.agree(CALL, problem, said)
     assert saved is not None  # or all ranks had raised
     with restoring(inner):
         # 3
@@ -379,7 +379,7 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
         except CheckpointError as error:
             problem = error
         # 4
-        common.agree(CALL, problem)
+        votes.agree(CALL, problem)
         # 5
         common.load_state_dict(rule_state)
     # 6
@@ -389,4 +389,4 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
 
 def has_sharded_form(votes: LocalVotes, state_dict: Mapping[str, Any]) -> bool:
     """Return whether a state is to be loaded by ``load_sharded_state``."""
-    return votes.common.shard_pieces is not None and bool(list_marks(state_dict))
+    return votes.shard_pieces is not None and bool(list_marks(state_dict))

@@ -46,7 +46,7 @@ def export_local_state(inner_state: dict[str, Any], votes: LocalVotes) -> dict[s
         "late_part": progress.turn,
         "begun": list(progress.begun),
         "common": votes.pairs.common,
-        "outer_momentum": [each.detach() for each in common.outer_momentum.buffers],
+        "outer_momentum": [each.detach() for each in votes.outer.momentum.buffers],
         "votes": common.state_dict(),
     }
     groups = [{**group, LOCAL_KEY: _BESIDE} for group in inner_state["param_groups"]]
@@ -97,7 +97,7 @@ def load_local_state(
                 inner.load_state_dict({"state": state_dict["state"], "param_groups": groups})
         except CheckpointError as error:
             problem = error
-        common.agree(CALL, problem, said)
+        votes.agree(CALL, problem, said)
         # All ranks make the same calls, also where one of them has a state without the rest.
         common.load_state_dict(read_state(common) if own is None else own["votes"])
     if own is None:
@@ -105,7 +105,7 @@ def load_local_state(
     with torch.no_grad():
         for param, saved in zip(votes.pairs.common, own["common"], strict=True):
             param.copy_(saved)
-        for buffer, saved in zip(common.outer_momentum.buffers, own["outer_momentum"], strict=True):
+        for buffer, saved in zip(votes.outer.momentum.buffers, own["outer_momentum"], strict=True):
             buffer.copy_(saved)
     return progress
 
@@ -133,14 +133,14 @@ def _find_own(
             "distlion.save_checkpoint, or all that state_dict() returns. To begin with the inner "
             f"optimizer's state alone, remove {LOCAL_KEY!r} from the saved groups"
         )
-    if votes.common.shard_pieces is None:
+    if votes.shard_pieces is None:
         return own
     if own is not None:
         raise CheckpointError(
             "the state was saved by LocalSteps of whole parameters, and these are DTensors. "
             "Expected one of DTensors. Load it into an optimizer of whole parameters"
         )
-    _check_inner_alone(state_dict, inner, votes.common.shard_pieces)
+    _check_inner_alone(state_dict, inner, votes.shard_pieces)
     return None
 
 
@@ -211,7 +211,7 @@ def _parse(own: Mapping[str, Any], votes: LocalVotes) -> Progress:
     late = own["late_part"]
     expected = {
         "common": votes.pairs.common,
-        "outer_momentum": votes.common.outer_momentum.buffers,
+        "outer_momentum": votes.outer.momentum.buffers,
         "begun": [] if late is None else [param for param, _ in votes.pairs.of(late)],
     }
     for name, present in expected.items():

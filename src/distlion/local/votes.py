@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
 from distlion.local.arguments import Schedule, find_common_device
 from distlion.local.around import undoing_groups
-from distlion.local.common_point import CommonPoint
 from distlion.local.inner_state import reset_broken
 from distlion.local.late_vote import LateVote
+from distlion.local.outer_stage import OuterStage
 from distlion.local.outer_step import OuterStep
 from distlion.local.pairs import (
     LocalPairs,
@@ -24,7 +26,10 @@ from distlion.local.pairs import (
 )
 from distlion.local.period import LocalPeriod
 from distlion.optim.arguments import label_params
+from distlion.optim.distributed_lion import DistributedLion
 from distlion.step.gradients import UseWatch
+from distlion.step.outcome import describe_problem
+from distlion.step.shard_pieces import ShardPieces
 from distlion.votes.aggregation import Aggregation
 
 
@@ -59,14 +64,15 @@ class LocalVotes:
         outer: The outer step.
         aggregation: The rule for deltas.
         common_device: Device of the common point.
-        make: Function that makes the common point.
-        **options: Options of the common point.
+        make: Function that makes the optimizer of the common point, as ``with_stages``.
+        **options: Its options.
 
     Attributes:
         schedule: The given schedule.
         period: The count of steps, and changes made outside of steps.
         pairs: The worker's own parameters, each with its common point.
-        common: The common point, which votes.
+        outer: The outer step, a stage of that optimizer.
+        common: The optimizer of the common point, whose steps are the votes.
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class LocalVotes:
         aggregation: Aggregation | None,
         *,
         common_device: object,
-        make: Callable[..., CommonPoint] = CommonPoint,
+        make: Callable[..., DistributedLion] = DistributedLion.with_stages,
         **options: Any,
     ) -> None:
         self._inner, self.schedule = inner, schedule
@@ -91,25 +97,75 @@ class LocalVotes:
         self._use = UseWatch("on this worker")
         placed = self.pairs.place(list(names.values()), list(names), known={})
         schedule.check_tensors(self.pairs.own)
+        self.outer = OuterStage(
+            outer, [schedule.describe()], parts=schedule.parts, on_commit=self._end_period
+        )
         self.common = make(
+            [self.outer],
             placed,
-            outer,
-            aggregation,
-            more=[schedule.describe()],
-            parts=schedule.parts,
-            on_commit=self._end_period,
+            outer.vote_lr,
+            outer.vote_betas,
+            aggregation=outer.choose_rule(aggregation),
+            # Without betas nothing reads it, so it takes the smallest dtype.
+            exp_avg_dtype=None if outer.kind == "lion" else torch.bfloat16,
             **options,
         )
-        self.pairs.turns = self.common.list_turns()
+        ranks = self.common.session.ranks
+        if ranks.roster.n_voters == 1 and not ranks.is_alone:
+            raise InvalidArgumentError(
+                f"all {ranks.n_ranks} ranks act as one worker, without another voter. Expected "
+                "several workers. Use the inner optimizer alone, or smaller nodes"
+            )
+        self.pairs.turns = [param.turn for param in self.common.session.params]
         self.period.know(names)
         take_common(self.pairs.pairs)
         self.period.take(self.pairs.pairs)
 
-    def wait(self) -> CommonPoint:
-        """Return the common point, once no vote is under way."""
+    def wait(self) -> DistributedLion:
+        """Return the optimizer of the common point, once no vote is under way."""
         if self._late is not None:
             self._late.wait()
         return self.common
+
+    @property
+    def is_alone(self) -> bool:
+        """True if there is no other worker."""
+        return self.common.session.ranks.is_alone
+
+    @property
+    def shard_pieces(self) -> ShardPieces | None:
+        """The form of sharded tensors in states; None where parameters are whole."""
+        return self.common.shard_pieces
+
+    def agree(self, call: str, problem: CheckpointError | None, said: str = "") -> None:
+        """Raise on all ranks if one of them cannot make a call that all of them make.
+
+        Args:
+            call: Name of the call.
+            problem: Reason why this rank cannot make it; None for no reason.
+            said: A line that must be equal on all ranks; "" on all of them for none.
+
+        Raises:
+            CheckpointError: Some rank has a problem, or a different line.
+        """
+        step = self.common.known_step
+        self.common.session.agree(call, problem, step=step, said=said)
+
+    def agree_on(self, call: str, problem: Exception | None, said: str = "") -> None:
+        """Do the same as ``agree`` in a call that loads nothing.
+
+        Raises:
+            InvalidArgumentError: Another rank has a problem, or a different line.
+            Exception: ``problem``.
+        """
+        found = None if problem is None else CheckpointError(describe_problem(problem))
+        try:
+            self.agree(call, found, said)
+        except CheckpointError as error:
+            refused = problem or InvalidArgumentError(str(error))
+            if isinstance(refused, DistlionError):
+                refused.is_recoverable = True
+            raise refused from error
 
     @property
     def progress(self) -> Progress:
@@ -143,7 +199,7 @@ class LocalVotes:
             self.land()
         if place:
             return
-        if self.schedule.delay and not self.common.is_alone:
+        if self.schedule.delay and not self.is_alone:
             self._begin_late()
         else:
             self.vote_in_turn()
@@ -157,16 +213,17 @@ class LocalVotes:
 
     def _prepare(self) -> int:
         """Set what the next vote carries besides deltas; return the part that votes."""
-        problem, turn = self.period.find_problem(self._inner.param_groups), self.common.turn
-        self.common.prepare_vote(self.period.calls, problem)
-        return turn
+        self.outer.prepare(self.period.calls, self.period.find_problem(self._inner.param_groups))
+        return self.common.committed_step % self.schedule.parts
 
     def _begin_late(self) -> None:
         """Begin a vote that travels while local steps go on."""
         turn = self._prepare()
         self._voting, pairs = (), self.pairs.of(turn)
         steps, self.period.since[turn] = self.period.since[turn], 0
-        self._late = LateVote.start(self.common, pairs, self._inner, turn, steps=steps)
+        self._late = LateVote.start(
+            self.common, self.outer.has_entered, pairs, self._inner, turn, steps=steps
+        )
         self.period.note_begun([param for param, _ in pairs], self._late.begun)
 
     def land(self) -> None:
@@ -216,14 +273,14 @@ class LocalVotes:
         self.period.check_begin()
         problem = self.period.find_problem(self._inner.param_groups)
         said = f"calls of step() so far: {self.period.calls}"
-        self.common.agree_on("vote()", problem, said)
+        self.agree_on("vote()", problem, said)
         self._begin_anew(self.pairs.pairs)
 
     def _end_period(self) -> None:
         """Begin the next period at the common point; alone with a plain step, stay in place."""
         if not self._voting:  # a late vote: the worker goes on from where it is
             return
-        if self._is_plain and self.common.is_alone:
+        if self._is_plain and self.is_alone:
             give_common(self._voting)
         else:
             take_common(self._voting)
@@ -235,7 +292,9 @@ class LocalVotes:
 
     def _reset_broken(self, pairs: Pairs) -> None:
         """Begin with a fresh inner state where it is not finite, now that the votes are over."""
-        reset_broken(self._inner, [param for param, _ in pairs], worker=self.common.rank)
+        reset_broken(
+            self._inner, [param for param, _ in pairs], worker=self.common.session.ranks.rank
+        )
 
     def begin_after_repair(self) -> None:
         """Begin anew if replicas were repaired outside of a vote; a result is taken before."""
@@ -244,7 +303,9 @@ class LocalVotes:
 
     def _give_up_repaired(self, but: Pairs = ()) -> None:
         """Begin anew after a repair of replicas, which the next deltas would otherwise contain."""
-        if self.common.take_repair():
+        replicas = self.common.session.replicas
+        were_repaired, replicas.were_repaired = replicas.were_repaired, False
+        if were_repaired:
             kept = {param for param, _ in but}
             self._begin_anew([pair for pair in self.pairs.pairs if pair[0] not in kept])
 
@@ -263,12 +324,12 @@ class LocalVotes:
             except Exception as error:  # noqa: BLE001, the others wait for this worker
                 problem = error
             try:
-                self.common.agree_on("add_param_group()", problem)
+                self.agree_on("add_param_group()", problem)
                 self.common.add_param_group({"params": placed})
             except BaseException:
                 self.pairs.pairs = before
                 raise
-        self.pairs.turns = self.common.list_turns()
+        self.pairs.turns = [param.turn for param in self.common.session.params]
         # Parameters may have moved to another part, so all parts take the largest count.
         self.period.since = [max(self.period.since)] * self.schedule.parts
         self.period.know(label_params(self._inner.param_groups[-1:]))

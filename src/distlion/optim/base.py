@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -54,8 +54,12 @@ from distlion.step.nodes import NodePieces
 from distlion.step.param import VotingParam, is_dtensor
 from distlion.step.settings import Settings
 from distlion.step.shard_pieces import OwnShards, ShardPieces
+from distlion.step.stage import Stage
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.majority import MajorityVote
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class LionBase(Optimizer):
@@ -281,7 +285,8 @@ class VotingBase(LionBase):
     _pieces: NodePieces | ShardPieces
     _settings: Settings
     _known_step = 0
-    _takes_scales = False
+    _own_stages: tuple[Stage, ...] = ()
+    """Stages that no setting asks for: the outer step of local steps."""
     _has_told_of_state = False
     """Whether ``state_dict()`` has warned that it holds one worker's state, or need not."""
 
@@ -337,6 +342,16 @@ class VotingBase(LionBase):
         return self._known_step
 
     @property
+    def known_step(self) -> int:
+        """Number of the next step, or the last known one if ``step`` of a group was overwritten."""
+        return self._find_step()
+
+    @property
+    def shard_pieces(self) -> ShardPieces | None:
+        """The form of sharded tensors in states; None where parameters are whole."""
+        return self._pieces if isinstance(self._pieces, ShardPieces) else None
+
+    @property
     def settings(self) -> Settings:
         """Settings for all steps, chosen at construction: overlap, clipping, policies, timeouts."""
         return self._settings
@@ -351,6 +366,20 @@ class VotingBase(LionBase):
         """The momenta that this process keeps, for checkpoints."""
         raise NotImplementedError
 
+    @classmethod
+    def with_stages(cls, stages: Sequence[Stage], *args: Any, **options: Any) -> Self:
+        """Make an optimizer with stages of its own; other arguments as for the class."""
+        optimizer = cls.__new__(cls)
+        optimizer._own_stages = tuple(stages)
+        optimizer.__init__(*args, **options)  # type: ignore[misc]
+        return optimizer
+
+    def _list_trainable(self) -> list[VotingParam]:
+        params = super()._list_trainable()
+        for stage in self._own_stages:
+            params = stage.place(params)
+        return params
+
     def _advance(self) -> None:
         self._known_step += 1  # inputs of a step have read it
         for group in self.param_groups:
@@ -360,7 +389,7 @@ class VotingBase(LionBase):
         super()._check_group(group)
         check_rule(
             group["aggregation"],
-            takes_scales=self._takes_scales,
+            takes_scales=any(stage.takes_scales for stage in self._own_stages),
             orthogonalizes=group.get("orthogonalize", False),
         )
         self._settings.check_rule(group["aggregation"])

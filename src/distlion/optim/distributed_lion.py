@@ -20,7 +20,7 @@ from distlion.optim.base import VotingBase
 from distlion.optim.saved_state import parse_or_note, restoring, warn_of_one_state
 from distlion.peers.fingerprint import Fingerprint
 from distlion.peers.ownership import MomentumOwnership, find_ownership, name_worker
-from distlion.peers.session import open_session
+from distlion.peers.session import Session, open_session
 from distlion.step.bucket import Bucket, cast_votes, check_unchanged, judge
 from distlion.step.clipping import ClipNorm
 from distlion.step.diagnostics import Diagnosis
@@ -196,31 +196,41 @@ class DistributedLion(VotingBase):
 
     def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:
         names, dtype = self._param_names(), self._exp_avg_dtype
-        return self._session.take_fingerprint(self.param_groups, params, names, dtype, self._fixed)
+        more = [line for stage in self._own_stages for line in stage.list_lines()]
+        return self._session.take_fingerprint(
+            self.param_groups, params, names, dtype, self._fixed, more
+        )
 
     def _lay_out(self) -> None:
         """Place parameters into buckets and choose the exchange of each."""
         params, step = self._list_trainable(), self._find_step()
         taken, begin = self._take_fingerprint(params), self._gather_inputs
-        self._session.lay_out(self.param_groups, params, taken, step=step, begin=begin)
+        self._session.lay_out(
+            self.param_groups, params, taken, step=step, begin=begin, own=self._own_stages
+        )
         self._fixed.note(self.param_groups)
 
     def _do_step(self) -> None:
         session = self._session
-        if session.ranks.is_alone:
-            self._step_alone()
-            return
+        for stage in self._own_stages:
+            stage.begin(session.params, self._find_step())
+        try:
+            self._step_alone() if session.ranks.is_alone else self._step_together()
+        finally:
+            for bucket in session.routing.buckets:
+                bucket.clear()
+            for stage in self._own_stages:
+                stage.end()
+                session.fingerprint.passing = ()
+
+    def _step_together(self) -> None:
+        session = self._session
         if self._settings.overlap:
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         if faults.armed:
             self._fire("before_step", self._known_step)
         with session.lifecycle.exchange(f"step {self._known_step}", votes=True):
-            try:
-                is_committed = self._vote_and_commit()
-            finally:
-                for bucket in session.routing.buckets:
-                    bucket.clear()
-            if is_committed and self._known_step >= session.replicas.due_step:
+            if self._vote_and_commit() and self._known_step >= session.replicas.due_step:
                 session.compare_replicas(step=self._known_step)
             if self._settings.overlap:
                 session.try_overlap(step=self._known_step)
@@ -247,7 +257,7 @@ class DistributedLion(VotingBase):
         for bucket in buckets:
             bucket.commit(inputs.coefficients, inputs.rounding)
         for stage in session.stages:
-            stage.commit(buckets, inputs)
+            stage.commit(buckets)
         if follow_up is not None and followed is not None:
             follow_up.commit(followed, buckets, step)
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
@@ -273,6 +283,9 @@ class DistributedLion(VotingBase):
         """Gather the inputs that buckets share; other workers hear of errors too."""
         session, groups, problem, is_excluded = self._session, self.param_groups, None, False
         ranks, settings, follow_up = session.ranks, self._settings, session.follow_up
+        if self._own_stages:
+            lines = [line for stage in self._own_stages for line in stage.list_passing()]
+            session.fingerprint.passing = lines
         toggled = session.fingerprint.list_toggled(groups)
         try:
             if toggled:
@@ -299,15 +312,22 @@ class DistributedLion(VotingBase):
             keeps_directions=follow_up is not None and follow_up.examines(coins.step),
             is_excluded=is_excluded,
         )
-        return inputs if problem is None else inputs.refused(problem)
+        if problem is not None:
+            inputs = inputs.refused(problem)
+        for stage in session.stages:
+            inputs = stage.amend(inputs)
+        return inputs
 
     @signals.deferred_signals("a step")
     def _step_alone(self) -> None:
         session = self._session
         session.lifecycle.check_usable()
         if session.step_alone(self.param_groups, self._gather_inputs()):
+            for stage in session.stages:
+                stage.commit(())
             self._advance()
-            session.observe_alone()
+            if not session.stages:
+                session.observe_alone()
 
     def _fire(self, point: faults.Point, step: int) -> None:
         if faults.armed:
@@ -332,6 +352,11 @@ class DistributedLion(VotingBase):
         """
         self._session.give_up("zero_grad()", self.param_groups)
         super().zero_grad(set_to_none)
+
+    @property
+    def session(self) -> Session:
+        """The parts that all ranks use alike, for the library's own classes around this one."""
+        return self._session
 
     @property
     def traffic(self) -> Traffic:

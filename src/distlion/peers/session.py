@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.peers.connections import Connections
 from distlion.peers.fingerprint import Fingerprint, FixedGroups, describe_params
@@ -201,6 +201,7 @@ class Session:
         *,
         step: int,
         begin: Callable[[], StepInputs],
+        own: Sequence[Stage] = (),
     ) -> None:
         """Put parameters into buckets and choose a pattern for each; every rank must call it.
 
@@ -211,7 +212,11 @@ class Session:
             step: The step that errors name.
             begin: Function that returns the shared inputs of a step's buckets, for votes that are
                 sent during backward.
+            own: Stages that no setting asks for.
         """
+        self.stages = list(own)
+        for stage in own:
+            stage.lay_out(params)
         self.params, self.fingerprint = params, fingerprint
         self.lifecycle.is_ready = True
         self.n_elements = sum(param.slot.n_elements for param in params)
@@ -224,7 +229,7 @@ class Session:
         self.routing.lay_out(params, step=step)
         links = self.routing.between, self.routing.inside
         among = Surroundings(self.ranks, groups, params, *links, step)
-        self.stages = build_stages(self.settings, among)
+        self.stages = [*build_stages(self.settings, among), *own]
         if self.settings.overlap:
             self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
             self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
@@ -233,6 +238,18 @@ class Session:
         """Note that a step is over, after which "auto" may switch; every rank must call it."""
         if self.routing.try_overlap(self.params, step=step) and self.overlap is not None:
             self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
+
+    def agree(
+        self, call: str, problem: CheckpointError | None, *, step: int, said: str = ""
+    ) -> None:
+        """Raise on all ranks if one of them cannot make a call; arguments as ``Meetings.agree``.
+
+        Raises:
+            CheckpointError: Some rank has a problem, or a different line.
+        """
+        self.check_idle(call)
+        with self.lifecycle.exchange(call):
+            self.meetings.agree(call, problem, step=step, said=said)
 
     def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
         """Check that a call may meet the other ranks between two steps, perhaps to add parameters.
@@ -307,7 +324,10 @@ class Session:
         Returns:
             Whether it was committed, which is False if the policy skips it.
         """
-        verdict = step_alone(self.params, inputs, make_clip_alone(self.settings.clip_norm))
+        moved = (stage.move_alone(self.params, inputs) for stage in self.stages)
+        verdict = next((each for each in moved if each is not None), None)
+        if verdict is None:
+            verdict = step_alone(self.params, inputs, make_clip_alone(self.settings.clip_norm))
         self.meter.count_step(self.n_elements)
         return verdict.status is Status.OK or self.abandon(verdict, groups, inputs)
 

@@ -14,7 +14,7 @@ from distlion.step.alone import ClipAlone
 from distlion.step.bucket import Bucket
 from distlion.step.hyperparameters import check_positive
 from distlion.step.inputs import NoteNorm, StepInputs
-from distlion.step.stage import Stage, Surroundings
+from distlion.step.stage import Replied, Stage, Surroundings
 from distlion.step.staging import read_together
 from distlion.wire.ask import ask_texts
 from distlion.wire.frame import ChunkKind, Header
@@ -124,10 +124,12 @@ class Clipping(Stage):
     ) -> None:
         self._clip, self._between, self._inside = clip, between, inside
         self._most_blocks, self._norm = most_blocks, math.nan
+        self._note: NoteNorm = lambda norm: None
 
     def before(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
         """Scale the gradients of all buckets by the factor of their joint norm."""
         counted = [segment for bucket in buckets for segment in bucket.list_counted()]
+        self._note = inputs.note_norm
         header, self._norm = self.measure(counted, inputs.header)
         factor = find_factor(self._norm, self._clip)
         for bucket in buckets:
@@ -147,9 +149,9 @@ class Clipping(Stage):
             square = _mean_square([row[0] for row in rows])
         return header, math.sqrt(square)
 
-    def commit(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
+    def commit(self, buckets: Sequence[Replied]) -> None:
         """Note the norm."""
-        inputs.note_norm(self._norm)
+        self._note(self._norm)
 
     def plan(self, step: int) -> ByteCount:
         return ByteCount() if self._between is None else plan_norms(self._between.n_members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from distlion.failures import Status
 from distlion.step.bucket import Bucket
@@ -37,18 +37,50 @@ class Surroundings:
     step: int
 
 
+class Replied(Protocol):
+    """A bucket whose reply is known, of real or virtual workers."""
+
+    def list_voted(self) -> list[int]:
+        """List the positions of the parameters of which some worker voted on a piece."""
+        ...
+
+
 class Stage:
     """A part of a step that only some optimizers have; by default each method does nothing.
 
-    A step calls ``amend`` before anything is sent, ``before`` before the first vote is encoded,
-    ``exchange`` once the votes have succeeded, ``commit`` with the commit of parameters, and
-    ``warn`` after it. Every rank has the same stages in the same order.
+    A step calls ``begin`` first, ``amend`` before anything is sent, ``before`` before the first
+    vote is encoded, ``exchange`` once the votes have succeeded, ``commit`` with the commit of
+    parameters, ``warn`` after it, and ``end`` last, also after an error. Every rank has the same
+    stages in the same order.
 
     Attributes:
         needs_all: Whether ``before`` needs the gradients of all buckets.
+        takes_scales: Whether rules may vote on a step length, as on deltas.
     """
 
     needs_all: ClassVar[bool] = False
+    takes_scales: ClassVar[bool] = False
+
+    def list_lines(self) -> list[str]:
+        """List settings, one a line, that must be equal on all ranks."""
+        return []
+
+    def list_passing(self) -> list[str]:
+        """List further lines that must be equal on all ranks in the next step."""
+        return []
+
+    def place(self, params: list[VotingParam]) -> list[VotingParam]:
+        """Return the trainable parameters with this stage's changes, before they are laid out."""
+        return params
+
+    def lay_out(self, params: Sequence[VotingParam]) -> None:
+        """Take the parameters of the next steps, on which all ranks have agreed."""
+
+    def begin(self, params: Sequence[VotingParam], step: int) -> None:
+        """Begin a step of these parameters."""
+
+    def end(self) -> None:
+        """End a step, whether or not it was committed."""
 
     def amend(self, inputs: StepInputs) -> StepInputs:
         """Return the inputs of a step with this stage's changes."""
@@ -69,7 +101,11 @@ class Stage:
         """
         return header, Verdict(Status.OK)
 
-    def commit(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
+    def move_alone(self, params: Sequence[VotingParam], inputs: StepInputs) -> Verdict | None:
+        """Do the step of a worker without others; None leaves it to Lion's."""
+        return None
+
+    def commit(self, buckets: Sequence[Replied]) -> None:
         """Write this stage's results, of a step that is committed; nothing may fail here."""
 
     def warn(self) -> None:

@@ -153,6 +153,8 @@ class VirtualCluster(VotingBase):
             self.param_groups,
             earlier=earlier,
         )
+        for stage in self._own_stages:
+            stage.lay_out(self._layout.params)
         self._fixed.note(self.param_groups)
         self._begin_step(self._layout, committed=False)
 
@@ -193,6 +195,15 @@ class VirtualCluster(VotingBase):
 
     @deferred_signals("a step")
     def _do_step(self) -> None:
+        for stage in self._own_stages:
+            stage.begin(self._laid_out.params, self._find_step())
+        try:
+            self._vote_and_commit()
+        finally:
+            for stage in self._own_stages:
+                stage.end()
+
+    def _vote_and_commit(self) -> None:
         layout, collection, step = self._laid_out, self._collection, self._find_step()
         collection.check_whole()
         account = Account.draw_up(layout, collection.routes, step=step)
@@ -210,6 +221,8 @@ class VirtualCluster(VotingBase):
         self._accounting.count(account, layout.n_elements, committed=committed)
         if committed:
             self._grad_norms = collection.grad_norms
+            for stage in self._own_stages:
+                stage.commit(collection.routes)
             self._advance()
             self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(layout, committed=committed)
@@ -254,6 +267,16 @@ class VirtualCluster(VotingBase):
     def workers(self) -> int:
         """Number of workers."""
         return self._roster.n_voters
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The id of each worker, by place."""
+        return self._roster.ids
+
+    @property
+    def turns(self) -> list[int]:
+        """The part of each parameter, where parts take turns to vote; 0 where all vote."""
+        return [param.turn for param in self._laid_out.params]
 
     @property
     def weights(self) -> tuple[int, ...]:

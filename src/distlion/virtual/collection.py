@@ -98,15 +98,6 @@ class Collection:
         self._apply_replies(coefficients)
         return True
 
-    def list_voted(self) -> list[int]:
-        """List the positions of the parameters that some worker voted on."""
-        return [
-            param.position
-            for route in self.routes
-            for param, n_votes in zip(route.params, route.count_present(), strict=True)
-            if n_votes
-        ]
-
     @property
     def _holds(self) -> bool:
         """True if gradients wait for each other, because all of them decide."""

@@ -12,14 +12,14 @@ from torch.optim.optimizer import Optimizer
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
 from distlion.local.around import Inner, check_inner
-from distlion.local.common_point import copy_to_common, find_delta
 from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.late_vote import move_on
+from distlion.local.outer_stage import OuterStage
 from distlion.local.outer_step import OuterStep
+from distlion.local.pairs import copy_to_common, find_delta
 from distlion.step.newcomers import Newcomers
 from distlion.step.traffic import Traffic
 from distlion.virtual.cluster import VirtualCluster
-from distlion.virtual.common_point import VirtualCommonPoint
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.pattern import Exchange
 
@@ -103,11 +103,18 @@ class VirtualLocalSteps:
         # Places in ``params``, in the order of the inner optimizers.
         self._trained = self._find_order(inner, own)
         self._common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
-        self._votes = VirtualCommonPoint(
+        if workers == 1:
+            raise InvalidArgumentError(
+                "workers=1: a worker alone has nobody to vote with. Expected 2 or more. Use its "
+                "inner optimizer"
+            )
+        self._votes = VirtualCluster.with_stages(
+            [OuterStage(step, parts=parts)],
             list(zip([self._names[n] for n in self._trained], self._common, strict=True)),
-            step,
-            aggregation,
-            parts=parts,
+            step.vote_lr,
+            step.vote_betas,
+            aggregation=step.choose_rule(aggregation),
+            exp_avg_dtype=None if step.kind == "lion" else torch.bfloat16,
             workers=workers,
             weights=weights,
             exchange=exchange,
@@ -191,6 +198,11 @@ class VirtualLocalSteps:
         by_place = sorted(zip(self._trained, self._common, strict=True), key=lambda pair: pair[0])
         return [each.detach() for _, each in by_place]
 
+    @property
+    def _votes_on(self) -> int:
+        """The part that votes next."""
+        return self._votes.committed_step % self._schedule.parts
+
     def worker_params(self, worker: int) -> list[Tensor]:
         """Return the parameters of a worker, in order; frozen ones are the model's."""
         return [each.detach() for each in self._params[worker]]
@@ -252,7 +264,7 @@ class VirtualLocalSteps:
         if self._begun and place == self._schedule.delay:
             self._land()
         if place == 0 and self._schedule.delay:
-            turn = self._votes.turn
+            turn = self._votes_on
             begun = [[each.clone() for each in self._list_part(own, turn)] for own in self._params]
             self._cast(turn)
             self._begun, self._begun_turn = begun, turn  # only of a vote that has an outcome
@@ -329,7 +341,7 @@ class VirtualLocalSteps:
         self._set_stage(self._params[0])
 
     def _vote_in_turn(self) -> None:
-        turn = self._votes.turn
+        turn = self._votes_on
         self._cast(turn)
         self._take_common(turn)
         self._reset_broken(turn)
@@ -376,7 +388,7 @@ class VirtualLocalSteps:
     ) -> list[Tensor]:
         """List a part's parameters, of a whole worker or of those that votes move."""
         moving = self._list_moving(params) if is_whole else params
-        pairs = zip(moving, self._votes.list_turns(), strict=True)
+        pairs = zip(moving, self._votes.turns, strict=True)
         return [param for param, own in pairs if own == turn]
 
     def _list_moving(self, params: Sequence[Tensor]) -> list[Tensor]:

@@ -86,6 +86,11 @@ class VirtualRoute:
         counted: list[int] = self._counter.count_present(self.present).tolist()
         return counted
 
+    def list_voted(self) -> list[int]:
+        """List the positions of the parameters that some worker voted on."""
+        voted = zip(self.params, self.count_present(), strict=True)
+        return [param.position for param, n_votes in voted if n_votes]
+
     def apply(
         self,
         segments: Sequence[Segment],
