@@ -240,7 +240,6 @@ class DistributedLion(VotingBase):
             vote.commit(inputs)
         if follow_up is not None and followed is not None:
             follow_up.commit(followed, votes, step)
-            self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
         looks = inputs.wants_digest or follow_up or not session.use.is_over

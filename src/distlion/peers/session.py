@@ -21,10 +21,11 @@ from distlion.peers.meetings import Meetings, compare
 from distlion.peers.replicas import Replicas
 from distlion.peers.routing import Routing
 from distlion.peers.weights import agree_on_weights, describe_weights
+from distlion.step.agreement import describe_agreement
 from distlion.step.alone import step_alone
 from distlion.step.clipping import make_clip_alone
 from distlion.step.diagnostics import Diagnosis
-from distlion.step.follow_up import FollowUp, describe_kept
+from distlion.step.follow_up import FollowUp
 from distlion.step.gradients import GradientWatch, UseWatch
 from distlion.step.inputs import StepInputs
 from distlion.step.lifecycle import Lifecycle
@@ -249,8 +250,8 @@ class Session:
     ) -> None:
         """Meet all ranks, which must load these param groups, and momenta with the same cuts."""
         lines = [*self.fingerprint.list_lines(groups), *cuts]
-        if self.ranks.node_size == 1:  # each rank of a node has its own selection
-            lines += describe_kept(groups)
+        if self.ranks.node_size == 1:  # each rank of a node has its own agreements
+            lines += describe_agreement(groups)
         next_step = int(groups[0]["step"])
         self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from distlion.errors import UnsupportedTypeError
 from distlion.kernels.contract import Kernels, Segment
-from distlion.step.agreement import describe_agreement
 from distlion.step.diagnostics import Diagnosis, Examiner
-from distlion.step.momentum import AveragedMomenta, MomentumStage, describe_selection
+from distlion.step.momentum import AveragedMomenta, MomentumStage
 from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
@@ -49,8 +48,6 @@ class FollowUp:
     Args:
         pattern: The exchange pattern for momenta.
         voter: The id of this rank's worker.
-        groups: The optimizer's param groups.
-        params: The trainable parameters.
         momenta: The schedule of averaged momenta; None for none.
         examiner: The diagnosis of votes; None for none.
     """
@@ -59,14 +56,11 @@ class FollowUp:
         self,
         pattern: Exchange,
         voter: int,
-        groups: Sequence[dict[str, Any]],
-        params: Sequence[VotingParam],
         *,
         momenta: MomentumStage | None,
         examiner: Examiner | None,
     ) -> None:
         self._pattern, self._voter = pattern, voter
-        self._groups, self._params = groups, params
         self._momenta, self._examiner = momenta, examiner
 
     @classmethod
@@ -84,23 +78,19 @@ class FollowUp:
         Args:
             settings: The optimizer's settings.
             ranks: The optimizer's ranks.
-            groups: As for the class.
-            params: As for the class.
+            groups: The optimizer's param groups.
+            params: The trainable parameters.
             earlier: A follow-up of fewer parameters, whose diagnoses are kept.
 
         Raises:
             InvalidArgumentError: ``momentum_sync`` selects nothing, or ``on_disagreement`` does not
                 suit a rule.
-            UnsupportedTypeError: ``on_disagreement`` or ``momentum_sync`` does not suit ranks that
-                act as one worker.
+            UnsupportedTypeError: ``on_disagreement`` does not suit ranks that act as one worker.
         """
-        n_voters, seed = ranks.roster.n_voters, settings.seed
+        n_voters = ranks.roster.n_voters
         momenta = None
         if settings.momentum_sync is not None:
-            _refuse_copies(params)
-            momenta = MomentumStage(
-                settings.momentum_sync, groups, params, n_workers=n_voters, seed=seed
-            )
+            momenta = MomentumStage(settings.momentum_sync, params, n_workers=n_voters)
         if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:
             raise UnsupportedTypeError(
                 f"on_disagreement='exclude', and {len(ranks.inside)} ranks act as one worker "
@@ -113,7 +103,7 @@ class FollowUp:
             return None
         # "auto" chooses for buckets of votes only.
         pattern = AllReduce() if settings.exchange == "auto" else settings.exchange
-        return cls(pattern, ranks.voter, groups, params, momenta=momenta, examiner=examiner)
+        return cls(pattern, ranks.voter, momenta=momenta, examiner=examiner)
 
     @property
     def excludes_this_worker(self) -> bool:
@@ -182,11 +172,8 @@ class FollowUp:
             votes: The committed votes of the step.
             step: The committed step.
         """
-        for part, mean in followed.averaged.means:
-            part.of(self._params[part.position].exp_avg).copy_(mean)
-        if followed.averaged.selected is not None:
-            assert self._momenta is not None
-            self._momenta.remember(followed.averaged.selected, self._groups)
+        for param, mean in followed.averaged.means:
+            param.exp_avg.view(-1).copy_(mean)
         if followed.samples is not None:
             assert self._examiner is not None
             replies = [
@@ -198,26 +185,6 @@ class FollowUp:
         """Warn of workers that the diagnoses name, each once; after a step, which is then whole."""
         if self._examiner is not None:
             self._examiner.warn()
-
-
-def describe_kept(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List a line for each thing that averages and diagnoses keep in param groups."""
-    return describe_selection(groups) + describe_agreement(groups)
-
-
-def _refuse_copies(params: Sequence[VotingParam]) -> None:
-    """Refuse to average momenta if ranks of one worker hold copies of them.
-
-    The slices and their rounding depend on a rank's other momenta, so that copies would diverge,
-    and with them the parameters.
-    """
-    copied = next((param for param in params if param.copies.n > 1), None)
-    if copied is not None:
-        raise UnsupportedTypeError(
-            f"momentum_sync, and {copied.copies.n} ranks of each worker hold copies of "
-            f"{copied.name} (tensor parallelism leaves it whole): their momenta would diverge; "
-            "leave momentum_sync out"
-        )
 
 
 def _list_segments(votes: Sequence[CastVote]) -> dict[int, tuple[Segment, Kernels]]:

@@ -201,7 +201,7 @@ class VirtualCluster(VotingBase):
         try:
             committed = collection.commit(coefficients)
             if committed and layout.momenta is not None:
-                average_momenta(layout.momenta, layout, self.param_groups, step=step)
+                average_momenta(layout.momenta, layout, step=step)
         except NonFiniteError:
             self._begin_step(
                 layout, committed=False
@@ -211,7 +211,6 @@ class VirtualCluster(VotingBase):
         if committed:
             self._grad_norms = collection.grad_norms
             self._advance()
-            self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(layout, committed=committed)
         if layout.examiner is not None:
             layout.examiner.warn()

@@ -60,12 +60,10 @@ class ClusterLayout:
             n_shards=n_workers,
             bucket_elements=settings.bucket_limit,
         )
-        seed, momenta = settings.seed, None
+        momenta = None
         if settings.momentum_sync is not None:
             # Made for a single worker too, to refuse patterns that select nothing.
-            stage = MomentumStage(
-                settings.momentum_sync, groups, params, n_workers=n_workers, seed=seed
-            )
+            stage = MomentumStage(settings.momentum_sync, params, n_workers=n_workers)
             momenta = stage if n_workers > 1 else None
         examiner = Examiner.build(settings, roster, groups, params, earlier=earlier)
         routes = []
