@@ -118,6 +118,6 @@ PARTS = (
         "text",
         {"partition": PartitionName.BY_BOOK},
     ),
-    _skewed(0.1, "quantized-2", "lion-cub", "majority-sync-10-auto", "majority-sync-10-attention"),
+    _skewed(0.1, "quantized-2", "lion-cub", "majority-sync-10-attention"),
     _skewed(1.0),
 )

@@ -34,8 +34,6 @@ ALIGN_BYTES = 64
 """Parts of a chunk begin at multiples of this."""
 HEADER_BYTES = 64
 """Bytes of the header that every chunk begins with."""
-SCALE_ELEMENTS = 256
-"""Elements of an int8 row that share a scale; shards are a multiple of it."""
 
 _BLOCK_ELEMENTS = BLOCK_WORDS * WORD_ELEMENTS
 _COUNT_BYTES, _TALLY_BYTES, FLOAT_BYTES, _DOUBLE_BYTES = 2, 4, 4, 8
@@ -303,20 +301,18 @@ def shape_momenta(n_elements: int, n_workers: int, dtype: torch.dtype) -> Bucket
     """Size the exchange of ``n_elements`` momenta of each worker.
 
     Equation:
-        shard = 256 ceil(n / (256 N)) elements; up ``dtype`` each, int8 with a float32 scale for
-        every 256; down the mean in float32
+        shard = 64 ceil(n / (64 N)) elements; up ``dtype`` each, down the mean in float32
 
     Args:
         n_elements: n, elements that move in one exchange.
         n_workers: N.
-        dtype: Dtype of the momenta that are sent: float32, bfloat16 or int8.
+        dtype: Dtype of the momenta that are sent: float32 or bfloat16.
     """
-    shard = -(-n_elements // (SCALE_ELEMENTS * n_workers)) * SCALE_ELEMENTS
-    scale_bytes = FLOAT_BYTES * shard // SCALE_ELEMENTS if dtype is torch.int8 else 0
+    shard = -(-n_elements // (WORD_ELEMENTS * n_workers)) * WORD_ELEMENTS
     return BucketShape(
         n_shards=n_workers,
         n_params=1,
-        vote_bytes=pad_bytes(shard * dtype.itemsize + scale_bytes),
+        vote_bytes=shard * dtype.itemsize,
         reply_bytes=shard * FLOAT_BYTES,
         has_counts=False,
     )

@@ -57,15 +57,23 @@ def read_tables(part: str) -> tuple[dict[tuple[str, int], list[float]], dict[str
     return grids, definitions
 
 
+# Averages that were spread over steps are recorded and can no longer be run: in each step
+# a part ("stagger=True"), or those that differ most.
+AUTO = "majority-sync-10-auto"
+
+
 @pytest.mark.parametrize("name", ["images-baselines", "images-rules", "images-alpha-0.1"])
 def test_committed_study_tuned_what_the_methods_are_today(parts: Any, name: str) -> None:
     grids, definitions = read_tables(name)
     (part,) = (each for each in parts.PARTS if each.name == name)
     cells = part.settings("data", seeds=3).cells()
+    grids = {cell: grid for cell, grid in grids.items() if cell[0] != AUTO}
     assert set(grids) == {(cell.method, cell.workers) for cell in cells}
     for cell in cells:
         assert grids[cell.method, cell.workers] == pytest.approx(cell.grid(), rel=1e-2)
     for method, definition in definitions.items():
+        if "stagger=True" in definition:
+            continue
         assert find_method(method).definition.removesuffix(", None") == definition
 
 

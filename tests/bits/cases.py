@@ -140,14 +140,11 @@ _NODES = {"nodes": distlion.Nodes(ranks_per_node=2)}
 _CLIPPED = {"clip_norm": distlion.ClipNorm(0.5)}
 _CLIPPED_BY_ALL = {"clip_norm": distlion.ClipNorm(0.5, scope="global")}
 _SYNC = {"momentum_sync": distlion.MomentumSync(every=4)}
-_SYNC_IN_BYTES = {"momentum_sync": distlion.MomentumSync(every=5, dtype=torch.int8, stagger=False)}
+_SYNC_IN_HALVES = {"momentum_sync": distlion.MomentumSync(every=5, dtype=torch.bfloat16)}
 _SYNC_OF_SOME = {
     "momentum_sync": distlion.MomentumSync(
         every=3, select=("head_*", "body_gain"), dtype=torch.bfloat16
     )
-}
-_SYNC_AUTO = {
-    "momentum_sync": distlion.MomentumSync(schedule="exponential", select="auto", share=0.3)
 }
 _STOCHASTIC = {"rounding": "stochastic", "exp_avg_dtype": torch.float32}
 _EXCLUDE = {"on_disagreement": "exclude", "diagnose_every": 2}
@@ -167,7 +164,7 @@ OPTIONS: dict[str, Option] = {
 
 FURTHER_OPTIONS: dict[str, Option] = {
     "clipped by all": Option(_CLIPPED_BY_ALL),
-    "momentum sync in 8 bits": Option(_SYNC_IN_BYTES),
+    "momentum sync in 16 bits": Option(_SYNC_IN_HALVES),
     "bfloat16, stochastic": Option(_STOCHASTIC, dtype=torch.bfloat16),
     "nodes, overlap": Option({**_NODES, **_OVERLAP}),
     "nodes, clipped": Option({**_NODES, **_CLIPPED}),
@@ -193,7 +190,6 @@ SPARE_OPTIONS: dict[str, Option] = {
     "float16": Option(dtype=torch.float16, patterns=_FEW),
     "momenta in bfloat16": Option({"exp_avg_dtype": torch.bfloat16}, patterns=_FEW),
     "momentum sync of some": Option(_SYNC_OF_SOME, patterns=_FEW),
-    "momentum sync auto": Option(_SYNC_AUTO, patterns=_FEW),
     "excluded": Option(_EXCLUDE, disturbance="opposed", patterns=_FEW),
     "abstained": Option(_ABSTAIN, disturbance="broken", patterns=_FEW),
     "skipped": Option(_SKIP, disturbance="broken", patterns=_FEW),

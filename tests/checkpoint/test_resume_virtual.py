@@ -16,8 +16,8 @@ from checkpoint.runs import STEPS, Run
 from distlion import errors
 from distlion.checkpoint.remap import WORLD_CHANGES, mix_momenta, share_out
 
-SYNCS = {"none": None, "every 2": distlion.MomentumSync(every=2), "auto": None}
-SYNCS["auto"] = distlion.MomentumSync(every=2, select="auto")
+SYNCS = {"none": None, "every 2": distlion.MomentumSync(every=2), "some": None}
+SYNCS["some"] = distlion.MomentumSync(every=2, select="*weight")
 
 
 CASES = [

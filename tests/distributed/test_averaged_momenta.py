@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -64,9 +63,8 @@ def assert_equal(left: Result, right: Result) -> None:
 
 
 @pytest.mark.parametrize("world_size", in_tiers([2, 3], lambda n: n == 3))
-@pytest.mark.parametrize("select", ["all", "auto"])
-def test_patterns_and_overlap_give_the_same_bits(world_size: int, select: str) -> None:
-    sync = MomentumSync(every=4, select=select)
+def test_patterns_and_overlap_give_the_same_bits(world_size: int) -> None:
+    sync = MomentumSync(every=4)
     variants: dict[str, dict[str, Any]] = {
         **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS_OF_ALL_RULES.items()},
         "diagnosed": {"exchange": AllReduce(), "diagnose_every": 5},
@@ -96,10 +94,8 @@ def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) ->
     return snapshot(optimizer)
 
 
-@pytest.mark.parametrize("stagger", in_tiers([True, False], bool))
-def test_nodes_have_the_momenta_of_single_workers_once_all_are_averaged(stagger: bool) -> None:
-    """The parts of a rank have turns of their own, so that only every step is comparable."""
-    sync = MomentumSync(every=1, stagger=stagger)
+def test_nodes_have_the_momenta_of_single_workers() -> None:
+    sync = MomentumSync(every=3)
     alone = run_workers(train, 2, {"alone": {"momentum_sync": sync, "exchange": AllReduce()}})
 
     in_nodes = run_workers(train_in_nodes, 4, 2, sync)
@@ -136,36 +132,6 @@ def test_mean_momentum_is_the_same_with_and_without() -> None:
         # Momenta are below 1; each of 18 steps and 6 averages rounds a few times.
         assert (without.mean(0) - averaged.mean(0)).abs().max() < 100 * 2.0**-24
         assert averaged.var(0).mean() < 0.5 * without.var(0).mean()
-
-
-def resume(rank: int, world_size: int, at: int) -> tuple[Result, Result, list[int]]:
-    arguments: dict[str, Any] = {
-        "lr": 1e-2,
-        "momentum_sync": MomentumSync(every=3, select="auto", share=0.3),
-    }
-    whole = distlion.DistributedLion(make_params(), **arguments)
-    for _ in range(at):
-        do_step(whole, rank)
-    state = pickle.loads(pickle.dumps(whole.state_dict()))
-    weights = [param.detach().clone() for param in whole.param_groups[0]["params"]]
-    resumed = distlion.DistributedLion(make_params(), **arguments)
-    for param, weight in zip(resumed.param_groups[0]["params"], weights, strict=True):
-        param.data.copy_(weight)
-    resumed.load_state_dict(state)
-    for _ in range(12):
-        do_step(whole, rank)
-        do_step(resumed, rank)
-    return snapshot(whole), snapshot(resumed), whole.param_groups[0]["momentum_selected"]
-
-
-@pytest.mark.parametrize("at", [10, 17])
-def test_resumed_run_goes_on_averaging_what_was_selected(at: int) -> None:
-    results = run_workers(resume, 3, at)
-
-    for whole, resumed, selected in results:
-        assert_equal(whole, resumed)
-        assert selected == results[0][2]
-        assert 0 < sum(selected) < len(SIZES)
 
 
 ACCIDENTS = {
@@ -221,7 +187,7 @@ def test_momenta_damaged_on_the_way_are_an_error_on_all_and_nothing_moves() -> N
 
 
 def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Caught | None:
-    """Damage what rank 1 says of its sample in the 16th step, the first at which "auto" looks."""
+    """Damage the sample of rank 1 in the 16th step, which is diagnosed."""
     optimizer = distlion.DistributedLion(make_params(), lr=1e-2, exchange=AllReduce(), **arguments)
     for _ in range(15):
         do_step(optimizer, rank)
@@ -244,11 +210,6 @@ def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Cau
     "arguments",
     [
         {"diagnose_every": 5},
-        {"momentum_sync": MomentumSync(every=100, select="auto"), "nodes": Nodes(ranks_per_node=2)},
-        pytest.param(
-            {"momentum_sync": MomentumSync(every=100, select="auto", stagger=False)},
-            marks=pytest.mark.slow,
-        ),
         pytest.param(
             {"diagnose_every": 5, "nodes": Nodes(ranks_per_node=2)}, marks=pytest.mark.slow
         ),
@@ -257,19 +218,6 @@ def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Cau
 def test_damaged_sample_is_an_error_on_all_and_nothing_moves(arguments: dict[str, Any]) -> None:
     found = run_workers(corrupt_sample, 4, arguments)
     assert_all_raised(found, errors.CorruptFrameError, "rank 1")
-
-
-def test_selections_that_differ_are_found_when_they_are_loaded() -> None:
-    assert_all_raised(run_workers(load_differently, 2), errors.ConfigMismatchError, "selected")
-
-
-def load_differently(rank: int, world_size: int) -> Caught | None:
-    optimizer = distlion.DistributedLion(
-        make_params(), momentum_sync=MomentumSync(every=3, select="auto")
-    )
-    state = optimizer.state_dict()
-    state["param_groups"][0]["momentum_selected"] = [1, 1, 1, rank]
-    return caught(optimizer, lambda: optimizer.load_state_dict(state))
 
 
 def different_functions(rank: int, world_size: int) -> Caught | None:

@@ -25,7 +25,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": dict,
     "two bits, momenta averaged": lambda: {
         "aggregation": distlion.QuantizedVote(bits=2),
-        "momentum_sync": distlion.MomentumSync(every=2, select="auto"),
+        "momentum_sync": distlion.MomentumSync(every=2),
     },
     "overlap": lambda: {"overlap": True, "bucket_elements": 50},
     "nodes": lambda: {"nodes": distlion.Nodes(ranks_per_node=2)},

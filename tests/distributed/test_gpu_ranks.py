@@ -114,8 +114,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "bucket_elements": 600,
     },
     "momenta": {"momentum_sync": distlion.MomentumSync(every=3)},
-    "momenta in int8": {"momentum_sync": distlion.MomentumSync(every=3, dtype=torch.int8)},
-    "momenta, auto": {"momentum_sync": distlion.MomentumSync(every=3, select="auto")},
+    "momenta in 16 bits": {"momentum_sync": distlion.MomentumSync(every=3, dtype=torch.bfloat16)},
     "clipping": {"clip_norm": distlion.ClipNorm(0.5, scope="global")},
     "clipping in nodes": {
         "clip_norm": distlion.ClipNorm(0.5),

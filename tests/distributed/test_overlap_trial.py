@@ -39,7 +39,7 @@ BASE = Case(
     absent=True,
 )
 SYNCED = {
-    "momentum_sync": distlion.MomentumSync(every=5, select="auto"),
+    "momentum_sync": distlion.MomentumSync(every=5),
     "diagnose_every": 3,
 }
 FOUND = {

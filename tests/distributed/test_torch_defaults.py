@@ -187,9 +187,9 @@ PROGRAMS: dict[str, Program] = {
     "overlap": partial(vote, overlap=True, bucket_elements=200),
     "clipping": partial(vote, clip_norm=distlion.ClipNorm(1.0, scope="global")),
     "diagnostics": partial(vote, diagnose_every=1, check_every=1),
-    "means": partial(vote, momentum_sync=distlion.MomentumSync(every=2, dtype=torch.int8)),
-    "means by choice": partial(
-        vote, momentum_sync=distlion.MomentumSync(every=2, select="auto", dtype=torch.bfloat16)
+    "means": partial(vote, momentum_sync=distlion.MomentumSync(every=2)),
+    "means in 16 bits": partial(
+        vote, momentum_sync=distlion.MomentumSync(every=2, dtype=torch.bfloat16)
     ),
     "nodes": partial(vote, nodes=distlion.Nodes(ranks_per_node=2)),
     "weights": partial(vote, weight=3, exchange=distlion.AllGather()),

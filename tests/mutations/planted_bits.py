@@ -22,6 +22,20 @@ BITS = (
         RECORDED,
     ),
     Mutation(
+        "momenta are averaged a step late",
+        "step/momentum.py",
+        "return (step + 1) % self.every == 0",
+        "return step % self.every == 0",
+        ("step/test_momentum_sync.py",),
+    ),
+    Mutation(
+        "a row of momenta has no limit",
+        "step/momentum.py",
+        "if n_elements > _ROW_ELEMENTS:",
+        "if n_elements > _ROW_ELEMENTS and not rows:",
+        ("step/test_momentum_sync.py",),
+    ),
+    Mutation(
         "bits: momenta are rounded to the mean of what was sent",
         "step/momentum.py",
         "mean = row + (mean - self.decode(self.encode(row)))",

@@ -44,13 +44,6 @@ INPUTS = (
         FIXED,
     ),
     Mutation(
-        "momenta that were selected count as a change of the user",
-        "virtual/cluster.py",
-        "self._fixed.note(self.param_groups)  # momenta may have been selected anew",
-        "pass",
-        FIXED,
-    ),
-    Mutation(
         "a commit writes to memory that a parameter has left",
         "step/overlap.py",
         "if param.find_addresses() != before:",

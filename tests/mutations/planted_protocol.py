@@ -83,8 +83,8 @@ PROTOCOL = (
     Mutation(
         "averaged momenta are committed whatever came back, simulated",
         "optim/distributed_lion.py",
-        "            verdict = followed.verdict\n",
-        "",
+        "            verdict = run_exchanges(session.stages, buckets, inputs.header)\n",
+        "            run_exchanges(session.stages, buckets, inputs.header)\n",
         SIMULATION,
     ),
     Mutation(

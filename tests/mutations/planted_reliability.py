@@ -106,7 +106,7 @@ RELIABILITY = (
     Mutation(
         "agreement: ranks do not warn",
         "peers/session.py",
-        "            warn(self.follow_up.warn)\n",
+        "            warn(stage.warn)\n",
         "            pass\n",
         ("distributed/test_disagreeing_workers.py",),
     ),
@@ -259,7 +259,7 @@ RELIABILITY = (
     ),
     Mutation(
         "excluded: ranks of a node are left out one by one",
-        "step/follow_up.py",
+        "step/diagnostics.py",
         'if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:',
         "if False:",
         REAL,

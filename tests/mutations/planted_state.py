@@ -38,13 +38,6 @@ STATES = (
         DIVISION,
     ),
     Mutation(
-        "a selection of momenta may have any length",
-        "optim/saved_groups.py",
-        'or len(selected) != len(group["params"])',
-        "or False",
-        DIVISION,
-    ),
-    Mutation(
         "a state of an optimizer that never stepped is taken for a Lion's",
         "optim/saved_groups.py",
         "    if on:\n",

@@ -93,15 +93,3 @@ def test_a_checkpoint_of_other_groups_names_what_moved(
     assert list_lrs(other) == before
     model, other = make(kind, "ab", "cd")
     distlion.load_checkpoint(tmp_path, model, other)
-
-
-@pytest.mark.parametrize("kind", VOTING)
-@pytest.mark.parametrize("selected", [[1], [1, 1, 0, 1], 7, ["x", 1]])
-def test_a_selection_that_does_not_fit_its_group_is_refused(selected: Any, kind: str) -> None:
-    _, optimizer = make(kind, "ab", "cd")
-    state = copy.deepcopy(optimizer.state_dict())
-    for group in state["param_groups"]:
-        group["momentum_selected"] = selected
-    with pytest.raises(CheckpointError, match="momentum_selected"):
-        optimizer.load_state_dict(state)
-    assert not any("momentum_selected" in group for group in optimizer.param_groups)

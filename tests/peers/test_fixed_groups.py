@@ -14,9 +14,7 @@ from torch import Tensor, nn
 import distlion
 from distlion import errors
 from distlion.optim import VotingBase
-from distlion.step import MomentumSync
 from distlion.step.hyperparameters import OF_THE_WHOLE
-from distlion.step.momentum import _FIRST_LOOK
 from distlion.step.settings import Settings
 from distlion_lab.baselines import VirtualBaseline
 
@@ -55,10 +53,6 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "no rule": (lambda o: o.param_groups[0].pop("aggregation"), "aggregation of group 0 is None"),
     "another worker": (lambda o: o.param_groups[0].update(worker="7"), "worker of group 0 is '7'"),
-    "a momentum that is averaged": (
-        lambda o: o.param_groups[0].update(momentum_selected=[1, 0]),
-        "momentum_selected of group 0 is [1, 0]",
-    ),
     "other names": (
         lambda o: o.param_groups[0]["param_names"].pop(),
         "param_names of group 0 is ['first']",
@@ -116,17 +110,6 @@ def test_what_schedulers_write_and_other_integers_for_a_step_are_taken(kind: str
     assert type(state["param_groups"][0]["step"]) is int
     take_step(optimizer, params)
     assert (optimizer.committed_step, type(optimizer.param_groups[0]["step"])) == (8, int)
-
-
-def test_momenta_that_the_optimizer_itself_selects_are_no_change_of_the_user() -> None:
-    params = make_params()
-    sync = MomentumSync(every=1, select="auto")
-    cluster = distlion.VirtualCluster(params, lr=0.25, workers=2, momentum_sync=sync)
-    for group in cluster.param_groups:
-        group["step"] = _FIRST_LOOK - 1
-    for _ in range(2):
-        take_step(cluster, params)
-    assert "momentum_selected" in cluster.state_dict()["param_groups"][0]
 
 
 def test_arguments_of_the_whole_optimizer_are_refused_in_a_group() -> None:

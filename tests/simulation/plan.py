@@ -232,11 +232,8 @@ def _draw_options(chance: random.Random, size: int) -> dict[str, Any]:
 def _draw_sync(chance: random.Random) -> distlion.MomentumSync | None:
     if chance.random() < 0.6:
         return None
-    dtype = chance.choice((torch.float32, torch.bfloat16, torch.int8))
-    if chance.random() < 0.2:
-        return distlion.MomentumSync(schedule="exponential", dtype=dtype)
-    every = chance.choice((1, 2, 3))
-    return distlion.MomentumSync(every=every, dtype=dtype, stagger=chance.random() < 0.5)
+    dtype = chance.choice((torch.float32, torch.bfloat16))
+    return distlion.MomentumSync(every=chance.choice((1, 2, 3)), dtype=dtype)
 
 
 def _draw_delays(chance: random.Random, timeout_s: float, *, is_slow: bool) -> Delays:

@@ -19,7 +19,7 @@ from virtual_steps import do_step, make_cluster
         (distlion.Average(), None, 1, 3),
         (distlion.QuantizedVote(bits=4), None, 4, 1),
         (distlion.MajorityVote(), MomentumSync(every=10), 1 + 3.2, 1 + 3.2),
-        (distlion.MajorityVote(), MomentumSync(every=10, dtype=torch.int8), 1 + 0.8125, 1 + 3.2),
+        (distlion.MajorityVote(), MomentumSync(every=10, dtype=torch.bfloat16), 1 + 1.6, 1 + 3.2),
     ],
 )
 def test_bits_of_both_directions_are_the_mean_of_all_steps(

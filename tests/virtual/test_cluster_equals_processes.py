@@ -28,13 +28,9 @@ SHAPES = {"a": (4133,), "b": (3, 701), "c": (1,), "d": (130,)}
 SAMPLE = {**matrix.LISTED, **matrix.VARIANTS}
 SYNCS: dict[str, MomentumSync | None] = {
     "no sync": None,
-    "staggered": MomentumSync(every=7),
-    "at once": MomentumSync(every=6, stagger=False),
-    "exponential": MomentumSync(schedule="exponential"),
+    "all": MomentumSync(every=6),
     "bfloat16": MomentumSync(every=5, dtype=torch.bfloat16),
-    "int8": MomentumSync(every=5, dtype=torch.int8, stagger=False),
     "by name": MomentumSync(every=3, select=("b", "d")),
-    "auto": MomentumSync(every=1, select="auto", share=0.02),
 }
 
 

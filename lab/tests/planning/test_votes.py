@@ -230,7 +230,7 @@ def test_rule_is_named_without_its_defaults():
 
 
 @each_pattern_of_floats
-@pytest.mark.parametrize(("bits", "sent_bits"), [(32, 64), (16, 48), (8, 40.125)])
+@pytest.mark.parametrize(("bits", "sent_bits"), [(32, 64), (16, 48)])
 def test_averaging_momenta_adds_its_bits_and_hides_behind_nothing(
     pattern: Exchange, bits: int, sent_bits: float
 ) -> None:

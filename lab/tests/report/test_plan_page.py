@@ -67,7 +67,7 @@ def grid():
         {"overlap_share": 1.0, "backward_share": 0.5},
         {"momentum_sync_every": 100},
         {"orthogonalized_width": 768},
-        {"momentum_sync_every": 7, "momentum_sync_bits": 8},
+        {"momentum_sync_every": 7, "momentum_sync_bits": 16},
         {"momentum_sync_every": 1, "momentum_sync_bits": 16},
     ):
         yield Scenario(**usual | changed)

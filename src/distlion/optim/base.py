@@ -49,7 +49,6 @@ from distlion.peers.ownership import MomentumOwnership
 from distlion.step.agreement import AGREEMENT_KEY
 from distlion.step.hyperparameters import GroupReader, check_hyperparameters, check_step, read_step
 from distlion.step.make import Make
-from distlion.step.momentum import fill_selection
 from distlion.step.nodes import NodePieces
 from distlion.step.param import VotingParam, is_dtensor
 from distlion.step.settings import Settings
@@ -434,7 +433,6 @@ class VotingBase(LionBase):
         parsed = parse_groups(
             state_dict, step=self.committed_step, worker=self.defaults.get(WORKER_KEY)
         )
-        fill_selection(parsed["param_groups"], self._settings.momentum_sync)
         parsed["param_groups"][0].setdefault(AGREEMENT_KEY, [])
         sketched = map_momenta(parsed, self.param_groups, self._pieces.sketch)
         return {**self._check_state(sketched), "state": parsed["state"]}

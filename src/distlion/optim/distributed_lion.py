@@ -35,6 +35,7 @@ from distlion.step.momentum import MomentumSync
 from distlion.step.nodes import Nodes
 from distlion.step.param import VotingParam
 from distlion.step.settings import Settings
+from distlion.step.stage import run_exchanges
 from distlion.step.traffic import Traffic
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.frame import ChunkKind, Header
@@ -219,9 +220,9 @@ class DistributedLion(VotingBase):
         finally:
             for bucket in session.routing.buckets:
                 bucket.clear()
-            for stage in self._own_stages:
+            for stage in session.stages:
                 stage.end()
-                session.fingerprint.passing = ()
+            session.fingerprint.passing = ()
 
     def _step_together(self) -> None:
         session = self._session
@@ -241,10 +242,8 @@ class DistributedLion(VotingBase):
         step, verdict = inputs.header.step, judge(buckets)
         if session.sharding is not None:
             verdict = session.meetings.settle(verdict, inputs.header)
-        follow_up, followed, routing = session.follow_up, None, session.routing
-        if follow_up is not None and verdict.status is Status.OK:
-            followed = follow_up.exchange(buckets, inputs.header, routing.between, routing.inside)
-            verdict = followed.verdict
+        if session.stages and verdict.status is Status.OK:
+            verdict = run_exchanges(session.stages, buckets, inputs.header)
         session.meter.count_step(session.n_elements)
         if verdict.status is not Status.OK:
             return session.abandon(verdict, self.param_groups, inputs)
@@ -258,12 +257,9 @@ class DistributedLion(VotingBase):
             bucket.commit(inputs.coefficients, inputs.rounding)
         for stage in session.stages:
             stage.commit(buckets)
-        if follow_up is not None and followed is not None:
-            follow_up.commit(followed, buckets, step)
-            self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._advance()
         session.lifecycle.is_torn = False
-        looks = inputs.wants_digest or follow_up or not session.use.is_over
+        looks = inputs.wants_digest or session.stages or not session.use.is_over
         if looks or not any(bucket.reply.present.any() for bucket in buckets):
             session.observe(buckets, wants_digest=inputs.wants_digest)
         if faults.armed:
@@ -281,8 +277,8 @@ class DistributedLion(VotingBase):
 
     def _gather_inputs(self) -> StepInputs:
         """Gather the inputs that buckets share; other workers hear of errors too."""
-        session, groups, problem, is_excluded = self._session, self.param_groups, None, False
-        ranks, settings, follow_up = session.ranks, self._settings, session.follow_up
+        session, groups, problem = self._session, self.param_groups, None
+        ranks, settings = session.ranks, self._settings
         if self._own_stages:
             lines = [line for stage in self._own_stages for line in stage.list_passing()]
             session.fingerprint.passing = lines
@@ -292,7 +288,6 @@ class DistributedLion(VotingBase):
                 session.fingerprint.check_groups(groups)
             self._known_step = read_step(groups)
             numbers = self._reader.read(self)
-            is_excluded = follow_up is not None and follow_up.excludes_this_worker
         except Exception as error:  # noqa: BLE001
             lines = describe_hyperparameters(groups) + describe_steps(groups)
             numbers, problem = GroupNumbers(lines, (), found_inf=False), error
@@ -309,13 +304,14 @@ class DistributedLion(VotingBase):
             wants_digest=session.gradients.steps_left > 0,
             note_norm=session.note_norm,
             after_encode=partial(self._fire, "after_encode", coins.step),
-            keeps_directions=follow_up is not None and follow_up.examines(coins.step),
-            is_excluded=is_excluded,
         )
         if problem is not None:
             inputs = inputs.refused(problem)
         for stage in session.stages:
-            inputs = stage.amend(inputs)
+            try:
+                inputs = stage.amend(inputs)
+            except Exception as error:  # noqa: BLE001
+                inputs = inputs.refused(error)
         return inputs
 
     @signals.deferred_signals("a step")

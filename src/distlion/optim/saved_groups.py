@@ -9,14 +9,13 @@ from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.arguments import check_names
 from distlion.step.agreement import AGREEMENT_KEY, is_agreement
 from distlion.step.hyperparameters import check_step
-from distlion.step.momentum import SELECTED_KEY
 
 WORKER_KEY = "worker"
 """Key of a param group: the owner of its momenta. It reveals a format that keeps one copy."""
 
 # Every Lion has these; each other optimizer of torch also has something else that is on.
 _OF_EVERY_LION = ("lr", "betas", "weight_decay")
-_OF_OURS = {"params", "param_names", "aggregation", "step", WORKER_KEY, SELECTED_KEY, AGREEMENT_KEY}
+_OF_OURS = {"params", "param_names", "aggregation", "step", WORKER_KEY, AGREEMENT_KEY}
 # Written by torch's schedulers.
 _SCHEDULED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 # Settings of how another library computes a Lion step.
@@ -207,26 +206,6 @@ def _check_saved_names(groups: Sequence[Mapping[str, Any]]) -> None:
             check_names(group["param_names"], len(group["params"]))
         except InvalidArgumentError as error:
             raise CheckpointError(f"a saved group does not fit: {error}") from error
-
-
-def check_selections(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Check that a selection of momenta has 0 or 1 for each parameter of its group.
-
-    Raises:
-        CheckpointError: It does not.
-    """
-    for number, group in enumerate(groups):
-        selected = group.get(SELECTED_KEY, [0] * len(group["params"]))
-        if (
-            not isinstance(selected, list | tuple)
-            or len(selected) != len(group["params"])
-            or not all(isinstance(each, int) and each in (0, 1) for each in selected)
-        ):
-            raise CheckpointError(
-                f"saved group {number} has {SELECTED_KEY} {shorten(selected)}. Expected 0 or 1 for "
-                f"each of its {len(group['params'])} parameters. Remove {SELECTED_KEY} from the "
-                "saved groups, after which all are averaged"
-            )
 
 
 def check_agreements(groups: Sequence[Mapping[str, Any]]) -> None:

@@ -17,7 +17,6 @@ from distlion.optim.saved_groups import (
     check_agreements,
     check_division,
     check_ids,
-    check_selections,
     check_steps,
     shorten,
     take_lions,
@@ -275,7 +274,6 @@ def fill_absent_keys(
     groups, state = optimizer.param_groups, state_dict["state"]
     check_division(state_dict["param_groups"], groups)
     saved_groups = take_lions(state_dict["param_groups"], state, groups)
-    check_selections(saved_groups)
     check_agreements(saved_groups)
     for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):

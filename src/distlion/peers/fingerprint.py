@@ -43,7 +43,7 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
     return lines
 
 
-READ_ONCE = ("aggregation", "momentum_selected", "orthogonalize", "param_names", "worker")
+READ_ONCE = ("aggregation", "orthogonalize", "param_names", "worker")
 """Keys that are fixed at construction, which lays out buckets, momenta and matrices by them."""
 
 

@@ -24,8 +24,7 @@ from distlion.peers.weights import agree_on_weights, describe_weights
 from distlion.step.alone import step_alone
 from distlion.step.bucket import Bucket
 from distlion.step.clipping import make_clip_alone
-from distlion.step.diagnostics import Diagnosis
-from distlion.step.follow_up import FollowUp, describe_kept
+from distlion.step.diagnostics import Diagnosis, Examination
 from distlion.step.gradients import GradientWatch, UseWatch
 from distlion.step.inputs import StepInputs
 from distlion.step.lifecycle import Lifecycle
@@ -67,7 +66,6 @@ class Session:
         overlap: The votes that are sent during backward; None without overlap.
         params: The trainable parameters; empty before ``lay_out``, like the next two.
         fingerprint: The settings that must be equal on all ranks.
-        follow_up: The exchanges after a vote; None for none.
         stages: The stages of each step.
         n_elements: Number of trainable elements.
         grad_norm: The norm that clipping found in the last committed step; None for none.
@@ -95,7 +93,6 @@ class Session:
         self.overlap: Overlap | None = None
         self.params: Sequence[VotingParam] = ()
         self.fingerprint = Fingerprint.of_nothing()
-        self.follow_up: FollowUp | None = None
         self.stages: list[Stage] = []
         self.n_elements = 0
         self.grad_norm: float | None = None
@@ -214,22 +211,19 @@ class Session:
                 sent during backward.
             own: Stages that no setting asks for.
         """
-        self.stages = list(own)
-        for stage in own:
-            stage.lay_out(params)
         self.params, self.fingerprint = params, fingerprint
         self.lifecycle.is_ready = True
         self.n_elements = sum(param.slot.n_elements for param in params)
-        self.follow_up = FollowUp.build(
-            self.settings, self.ranks, groups, params, earlier=self.follow_up
-        )
-        if self.ranks.is_alone:
-            return
-        self.routing.begin_trial()
-        self.routing.lay_out(params, step=step)
+        if not self.ranks.is_alone:
+            self.routing.begin_trial()
+            self.routing.lay_out(params, step=step)
         links = self.routing.between, self.routing.inside
         among = Surroundings(self.ranks, groups, params, *links, step)
-        self.stages = [*build_stages(self.settings, among), *own]
+        self.stages = [*build_stages(self.settings, among, self.stages), *own]
+        for stage in own:
+            stage.lay_out(params)
+        if self.ranks.is_alone:
+            return
         if self.settings.overlap:
             self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
             self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
@@ -273,8 +267,8 @@ class Session:
     ) -> None:
         """Meet all ranks, which must load these param groups, and momenta with the same cuts."""
         lines = [*self.fingerprint.list_lines(groups), *cuts]
-        if self.ranks.node_size == 1:  # each rank of a node has its own selection
-            lines += describe_kept(groups)
+        if self.ranks.node_size == 1:  # each rank of a node has its own agreements
+            lines += [line for stage in self.stages for line in stage.describe_kept(groups)]
         next_step = int(groups[0]["step"])
         self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
 
@@ -312,7 +306,8 @@ class Session:
     @property
     def diagnoses(self) -> list[Diagnosis]:
         """The measurements of the workers' agreement, oldest first."""
-        return [] if self.follow_up is None else self.follow_up.diagnoses
+        found = (stage for stage in self.stages if isinstance(stage, Examination))
+        return [each for stage in found for each in stage.examiner.found]
 
     def note_norm(self, norm: float) -> None:
         """Note the norm by which the gradients of a step were clipped."""
@@ -397,8 +392,8 @@ class Session:
         if not self.use.is_over:
             voted = [bucket.list_voted() for bucket in buckets]
             warn(partial(self._watch_use, set(chain.from_iterable(voted))))
-        if self.follow_up is not None:
-            warn(self.follow_up.warn)
+        for stage in self.stages:
+            warn(stage.warn)
 
     def observe_alone(self) -> None:
         """Warn of what a committed step of a worker without others shows."""
@@ -422,9 +417,7 @@ class Session:
         """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""
         if self.ranks.is_alone:
             return ByteCount()
-        following = ByteCount() if self.follow_up is None else self.follow_up.plan(step)
-        planned = self.routing.plan(step) + following
-        return sum((stage.plan(step) for stage in self.stages), planned)
+        return sum((stage.plan(step) for stage in self.stages), self.routing.plan(step))
 
 
 def open_session(

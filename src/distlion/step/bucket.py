@@ -505,7 +505,7 @@ def cast_votes(buckets: Sequence[Bucket], inputs: StepInputs, stages: Sequence[S
         stages: The stages of the step.
     """
     pipeline = Pipeline[Bucket]()
-    waiting = [stage for stage in stages if stage.needs_all]
+    waiting = [stage for stage in stages if stage.needs_all] if stages else []
     if waiting:
         for bucket in buckets:
             bucket.load(inputs)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlion.errors import UnsupportedTypeError
 from distlion.kernels.contract import Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.kernels.orthogonal import orthogonalize_directions
@@ -20,15 +21,21 @@ from distlion.step.agreement import (
     Exclusion,
     ReliabilityWatch,
     count_agreement,
+    describe_agreement,
 )
+from distlion.step.bucket import Bucket
+from distlion.step.inputs import StepInputs
 from distlion.step.param import VotingParam, count_turns
 from distlion.step.sample import draw_sample, measure_coherence, place_sample
 from distlion.step.settings import Settings
+from distlion.step.stage import Replied, Stage, Surroundings
 from distlion.step.staging import read_together
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
-from distlion.wire.numbers import plan_sample
-from distlion.wire.transport import ByteCount
+from distlion.wire.frame import Header
+from distlion.wire.numbers import gather_sample, plan_sample
+from distlion.wire.transport import ByteCount, Transport
+from distlion.wire.verdict import Verdict
 
 # Number of measurements kept for each parameter.
 _KEPT_MEASURES = 1000
@@ -230,6 +237,94 @@ class Examiner:
         if self._exclusion is not None:
             self._exclusion.log_changes()
         self._watch.warn()
+
+
+class Examination(Stage):
+    """Measure the workers' agreement every few steps, and leave out those that disagree.
+
+    Args:
+        examiner: The diagnosis of votes.
+        voter: The id of this rank's worker.
+        between: The link between voters.
+        inside: The link between the ranks of this worker; None for a worker of one rank.
+    """
+
+    def __init__(
+        self, examiner: Examiner, voter: int, between: Transport, inside: Transport | None
+    ) -> None:
+        self.examiner, self._voter, self._between, self._inside = examiner, voter, between, inside
+        self._samples: Sequence[Sequence[float]] | None = None
+        self._step = 0
+
+    def amend(self, inputs: StepInputs) -> StepInputs:
+        """Let the votes of an excluded worker not count, and keep directions to measure."""
+        return replace(
+            inputs,
+            is_excluded=self.examiner.excludes(self._voter),
+            keeps_directions=self.examiner.is_due(inputs.header.step),
+        )
+
+    def exchange(self, buckets: Sequence[Bucket], header: Header) -> tuple[Header, Verdict]:
+        """Gather every worker's sample, before momenta move."""
+        self._step = header.step
+        if self.examiner.is_due(header.step):
+            segments, encoded = {}, {}
+            for bucket in buckets:
+                for index, param in enumerate(bucket.own):
+                    segments[param.position] = bucket.segments[index]
+                    if bucket.directions is not None:
+                        encoded[param.position] = bucket.directions[index]
+            numbers = self.examiner.list_numbers(segments, encoded)
+            header, self._samples = gather_sample(self._between, self._inside, numbers, header)
+        return header, Verdict.of(header)
+
+    def commit(self, buckets: Sequence[Replied]) -> None:
+        """Compare the samples with the replies."""
+        if self._samples is not None:
+            replies = [reply for bucket in buckets for reply in bucket.list_replies()]
+            self.examiner.conclude(self._step, self._samples, replies)
+
+    def end(self) -> None:
+        """Release the samples."""
+        self._samples = None
+
+    def warn(self) -> None:
+        """Warn of workers that disagree, each once."""
+        self.examiner.warn()
+
+    def plan(self, step: int) -> ByteCount:
+        return self.examiner.plan(step)
+
+    def describe_kept(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
+        return describe_agreement(groups)
+
+
+def build_examination(
+    settings: Settings, among: Surroundings, earlier: Sequence[Stage]
+) -> Examination | None:
+    """Build the stage; None if nothing is measured.
+
+    Args:
+        settings: The optimizer's settings.
+        among: The other parts of the optimizer.
+        earlier: The stages for fewer parameters, whose findings are kept.
+
+    Raises:
+        InvalidArgumentError: ``on_disagreement`` does not suit a rule.
+        UnsupportedTypeError: Several ranks act as one worker, which cannot be left out.
+    """
+    ranks = among.ranks
+    if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:
+        raise UnsupportedTypeError(
+            f"on_disagreement='exclude', and {len(ranks.inside)} ranks act as one worker "
+            "(nodes= or shards). Each of them compares only its own part of the parameters. "
+            "Expected workers of one rank. Use on_disagreement='warn'"
+        )
+    before = next((each.examiner for each in earlier if isinstance(each, Examination)), None)
+    examiner = Examiner.build(settings, ranks.roster, among.groups, among.params, earlier=before)
+    if examiner is None or ranks.roster.n_voters == 1 or among.between is None:
+        return None
+    return Examination(examiner, ranks.voter, among.between, among.inside)
 
 
 def _find_absent(rows: Sequence[Sequence[float]]) -> list[int]:

@@ -58,15 +58,3 @@ def measure_coherence(rows: Sequence[Sequence[float]]) -> float:
     mean_square = math.fsum(value * value for row in rows for value in row) / n
     square_of_mean = math.fsum((math.fsum(column) / n) ** 2 for column in zip(*rows, strict=True))
     return square_of_mean / mean_square if mean_square else 1.0
-
-
-def split_rows(
-    rows: Sequence[Sequence[float]], sample: Sequence[Tensor]
-) -> list[list[Sequence[float]]]:
-    """Split every worker's row of all samples into one row for each parameter."""
-    parts: list[list[Sequence[float]]] = []
-    at = 0
-    for index in sample:
-        parts.append([row[at : at + len(index)] for row in rows])
-        at += len(index)
-    return parts

@@ -11,9 +11,10 @@ from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
 from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
+from distlion.votes.reply import ParameterReply
 from distlion.wire.frame import Header
 from distlion.wire.transport import ByteCount, Transport
-from distlion.wire.verdict import Verdict
+from distlion.wire.verdict import Verdict, worst_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Replied(Protocol):
 
     def list_voted(self) -> list[int]:
         """List the positions of the parameters of which some worker voted on a piece."""
+        ...
+
+    def list_replies(self) -> list[ParameterReply]:
+        """List the replies on the parameters that this rank votes for."""
         ...
 
 
@@ -118,3 +123,12 @@ class Stage:
     def describe_kept(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
         """List a line for each thing that it keeps in param groups, equal on all ranks."""
         return []
+
+
+def run_exchanges(stages: Sequence[Stage], buckets: Sequence[Bucket], header: Header) -> Verdict:
+    """Run the exchanges of all stages, also after an error; return the worst verdict."""
+    verdicts = []
+    for stage in stages:
+        header, verdict = stage.exchange(buckets, header)
+        verdicts.append(verdict)
+    return worst_of(verdicts)

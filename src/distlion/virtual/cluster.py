@@ -212,7 +212,7 @@ class VirtualCluster(VotingBase):
         try:
             committed = collection.commit(coefficients)
             if committed and layout.momenta is not None:
-                average_momenta(layout.momenta, layout, self.param_groups, step=step)
+                average_momenta(layout.momenta, layout, step=step)
         except NonFiniteError:
             self._begin_step(
                 layout, committed=False
@@ -224,7 +224,6 @@ class VirtualCluster(VotingBase):
             for stage in self._own_stages:
                 stage.commit(collection.routes)
             self._advance()
-            self._fixed.note(self.param_groups)  # momenta may have been selected anew
         self._begin_step(layout, committed=committed)
         if layout.examiner is not None:
             layout.examiner.warn()

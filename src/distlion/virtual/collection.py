@@ -204,9 +204,9 @@ class Collection:
                 param.segment(coefficients[param.group], None, param.exp_avg[0])
                 for param in route.params
             ]
-            reply, present = route.count(coins), route.count_present()
-            replies += route.list_replies(reply, present)
-            route.apply(segments, present, reply, self._rounding(coins))
+            route.count(coins)
+            replies += route.list_replies()
+            route.apply(segments, self._rounding(coins))
         self._examine(replies, coefficients)
 
     def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.layout import BucketLayout, fill_buckets
 from distlion.step.diagnostics import Examiner
-from distlion.step.momentum import MomentumStage
+from distlion.step.momentum import MomentumSchedule
 from distlion.step.param import VotingParam, count_turns
 from distlion.step.settings import Settings
 from distlion.virtual.route import VirtualRoute
@@ -37,7 +37,7 @@ class ClusterLayout:
     roster: Roster
     params: Sequence[VotingParam]
     buckets: Sequence[BucketLayout]
-    momenta: MomentumStage | None
+    momenta: MomentumSchedule | None
     examiner: Examiner | None
     routes: Sequence[VirtualRoute]
     n_turns: int
@@ -60,12 +60,10 @@ class ClusterLayout:
             n_shards=n_workers,
             bucket_elements=settings.bucket_limit,
         )
-        seed, momenta = settings.seed, None
+        momenta = None
         if settings.momentum_sync is not None:
             # Made for a single worker too, to refuse patterns that select nothing.
-            stage = MomentumStage(
-                settings.momentum_sync, groups, params, n_workers=n_workers, seed=seed
-            )
+            stage = MomentumSchedule(settings.momentum_sync, params, n_workers=n_workers)
             momenta = stage if n_workers > 1 else None
         examiner = Examiner.build(settings, roster, groups, params, earlier=earlier)
         routes = []

@@ -46,6 +46,7 @@ class VirtualRoute:
         self._counter = self.rule.start(bucket, roster)
         n_bytes = bucket.n_shards * self._counter.shape.vote_bytes
         self._votes = torch.zeros(workers, n_bytes, dtype=torch.uint8, device=self._device)
+        self._reply, self._n_votes = self._votes[:0], [0] * len(self.params)
         # A counter learns workers' state from the votes that it has counted.
         self._knows = not self.rule.worker_state
 
@@ -76,30 +77,20 @@ class VirtualRoute:
         """Let a worker's vote not count."""
         self._votes[worker].zero_()
 
-    def count(self, coins: Coins) -> Tensor:
-        """Return the reply as bytes."""
+    def count(self, coins: Coins) -> None:
+        """Count the votes of all workers."""
         self._hear()
-        return self._counter.count(self.kernels, self._votes, self.present, 0, coins)
-
-    def count_present(self) -> list[int]:
-        """Return the number of votes of each parameter."""
-        counted: list[int] = self._counter.count_present(self.present).tolist()
-        return counted
+        self._reply = self._counter.count(self.kernels, self._votes, self.present, 0, coins)
+        self._n_votes = self._counter.count_present(self.present).tolist()
 
     def list_voted(self) -> list[int]:
         """List the positions of the parameters that some worker voted on."""
-        voted = zip(self.params, self.count_present(), strict=True)
+        voted = zip(self.params, self._n_votes, strict=True)
         return [param.position for param, n_votes in voted if n_votes]
 
-    def apply(
-        self,
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        reply: Tensor,
-        rounding: Coin | None,
-    ) -> None:
-        """Apply a reply to the parameters; momenta moved when workers were collected."""
-        self._counter.apply(self.kernels, segments, present, reply, rounding)
+    def apply(self, segments: Sequence[Segment], rounding: Coin | None) -> None:
+        """Apply the reply to the parameters; momenta moved when workers were collected."""
+        self._counter.apply(self.kernels, segments, self._n_votes, self._reply, rounding)
         for index, param in enumerate(self.params):
             param.write_back(segments[index].param)
 
@@ -117,7 +108,7 @@ class VirtualRoute:
         states = [param.worker_state for param in self.params]
         return [{key: kept[worker] for key, kept in state.items()} for state in states]
 
-    def list_replies(self, reply: Tensor, present: Sequence[int]) -> list[ParameterReply]:
+    def list_replies(self) -> list[ParameterReply]:
         """List the replies, one for each parameter."""
         positions = [param.position for param in self.params]
-        return self._counter.list_replies(reply, present, positions)
+        return self._counter.list_replies(self._reply, self._n_votes, positions)

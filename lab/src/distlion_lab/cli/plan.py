@@ -83,9 +83,9 @@ _OverlapShare = Annotated[
 ]
 _SyncEvery = Annotated[
     int | None,
-    whole_option(help="Steps in which every momentum is averaged once.", show_default="never"),
+    whole_option(help="Steps between two averages of all momenta.", show_default="never"),
 ]
-_SyncBits = Annotated[int, whole_option(help="Uplink bits of a momentum: 32, 16 or 8.")]
+_SyncBits = Annotated[int, whole_option(help="Uplink bits of a momentum: 32 or 16.")]
 _Threshold = Annotated[
     float, number_option(help="Gain over all-reduce below which compression is not advised.")
 ]

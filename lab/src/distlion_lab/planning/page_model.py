@@ -40,7 +40,6 @@ def build_page_model() -> dict[str, Any]:
         "align_bytes": layout.ALIGN_BYTES,
         "header_bytes": layout.HEADER_BYTES,
         "float_bytes": layout.FLOAT_BYTES,
-        "scale_elements": layout.SCALE_ELEMENTS,
         "most_bytes_at_once": MOST_BYTES_AT_ONCE,
         "bucket_elements": votes.BUCKET_ELEMENTS,
         "ddp_bucket_bytes": gradient_all_reduce.DDP_BUCKET_BYTES,

@@ -37,9 +37,9 @@ class Scenario:
             work of the forward pass.
         overlap_share: Share of backward that overlapped communication can hide behind: the
             gradients of the first bucket come first.
-        momentum_sync_every: Steps in which workers that vote average every momentum once, a part in
-            each step (``MomentumSync``); None for never.
-        momentum_sync_bits: Bits of a momentum on the uplink: 32, 16 or 8. Means come back in 32.
+        momentum_sync_every: Steps after which workers that vote average their momenta
+            (``MomentumSync``); None for never. A forecast is the mean over these steps.
+        momentum_sync_bits: Bits of a momentum on the uplink: 32 or 16. Means come back in 32.
         orthogonalized_width: Width of the network, if votes are on orthogonalized directions; 0 if
             they are not. All parameters count as matrices, so the time is an upper bound.
         price_per_gpu_hour: Price of one worker for an hour.
@@ -74,7 +74,7 @@ class Scenario:
             self.momentum_sync_every is None or self.momentum_sync_every >= 1,
             "1 or more",
         )
-        self._check("momentum_sync_bits", self.momentum_sync_bits in (8, 16, 32), "8, 16 or 32")
+        self._check("momentum_sync_bits", self.momentum_sync_bits in (16, 32), "16 or 32")
         width = self.orthogonalized_width
         self._check("orthogonalized_width", 0 <= width <= MAX_WIDTH, f"0 to {MAX_WIDTH:,}")
         for name in ("backward_share", "overlap_share"):

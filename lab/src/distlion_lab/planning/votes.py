@@ -19,7 +19,7 @@ BUCKET_ELEMENTS = 1 << 26
 """Elements of a bucket without overlap: more, smaller ones only cost latency."""
 
 _GRAD_BYTES = 4
-_SYNC_DTYPES = {32: torch.float32, 16: torch.bfloat16, 8: torch.int8}
+_SYNC_DTYPES = {32: torch.float32, 16: torch.bfloat16}
 
 
 def forecast_votes(
@@ -79,23 +79,24 @@ def name_rule(rule: Aggregation) -> str:
 
 
 class _Momenta(NamedTuple):
-    """Load of averaging momenta in a step, for one worker of each node."""
+    """Mean load of averaging momenta in a step, for one worker of each node."""
 
-    busiest_bytes: int = 0
-    total_bytes: int = 0
+    busiest_bytes: float = 0.0
+    total_bytes: float = 0.0
     seconds: float = 0.0
 
 
 def _plan_momenta(scenario: Scenario, pattern: Exchange) -> _Momenta:
-    if scenario.momentum_sync_every is None or scenario.nodes == 1:
+    every = scenario.momentum_sync_every
+    if every is None or scenario.nodes == 1:
         return _Momenta()
-    n_elements = -(-scenario.own_params // scenario.momentum_sync_every)
-    shape = shape_momenta(n_elements, scenario.nodes, _SYNC_DTYPES[scenario.momentum_sync_bits])
+    dtype = _SYNC_DTYPES[scenario.momentum_sync_bits]
+    shape = shape_momenta(scenario.own_params, scenario.nodes, dtype)
     first, others = (_sent_bytes(pattern, shape, rank) for rank in (0, scenario.nodes - 1))
     return _Momenta(
-        max(first, others),
-        first + (scenario.nodes - 1) * others,
-        exchange_seconds(pattern, shape, scenario.worker_link),
+        max(first, others) / every,
+        (first + (scenario.nodes - 1) * others) / every,
+        exchange_seconds(pattern, shape, scenario.worker_link) / every,
     )
 
 

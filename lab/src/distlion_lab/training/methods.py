@@ -184,7 +184,7 @@ _VOTE_NAMES = (
     *("RULE-orthogonal", "RULE-orthogonal-betas-A-B"),
     *_SIGNUM,
 )
-_SYNC_NAMES = ("K", "exp", "K-auto", "K-attention", "K-int8")
+_SYNC_NAMES = ("K", "K-attention", "K-bf16")
 _VARIANT_MEANS = [
     f"{LION_MEAN}{variant}{betas}"
     for variant in (CAUTIOUS, ORTHOGONAL)

@@ -10,9 +10,7 @@ import torch
 from distlion.step import MomentumSync
 
 CAUTIOUS, ORTHOGONAL = "-cautious", "-orthogonal"
-SYNC = re.compile(
-    r"(?P<stem>.+)-sync-(?P<every>\d+|exp)(?P<where>-auto|-attention)?(?P<dtype>-bf16|-int8)?"
-)
+SYNC = re.compile(r"(?P<stem>.+)-sync-(?P<every>\d+)(?P<where>-attention)?(?P<dtype>-bf16)?")
 """Names of methods that average momenta."""
 Betas = tuple[float, float]
 
@@ -21,11 +19,10 @@ _DIGITS = r"\d\d[1-9]?"
 _BETAS = re.compile(rf"(?P<base>.+)-betas-(?P<first>{_DIGITS})-(?P<second>{_DIGITS})")
 _WHERE: dict[str | None, tuple[str | tuple[str, ...], str]] = {
     None: ("all", ""),
-    "-auto": ("auto", ", where they differ most"),
     # As transformers call them.
     "-attention": (("*attention*", "*attn*"), ", those of the attention"),
 }
-_DTYPES = {None: torch.float32, "-bf16": torch.bfloat16, "-int8": torch.int8}
+_DTYPES = {None: torch.float32, "-bf16": torch.bfloat16}
 
 
 def split_betas(name: str) -> tuple[str, Betas | None]:
@@ -98,13 +95,8 @@ def read_sync(match: re.Match[str]) -> tuple[MomentumSync, str]:
     """
     select, where = _WHERE[match["where"]]
     dtype = _DTYPES[match["dtype"]]
-    if match["every"] == "exp":
-        sync = MomentumSync(schedule="exponential", select=select, dtype=dtype)
-        how = "; momenta averaged at intervals that double"
-    else:
-        sync = MomentumSync(every=int(match["every"]), select=select, dtype=dtype)
-        how = f"; momenta averaged every {match['every']} steps"
-    how += where
+    sync = MomentumSync(every=int(match["every"]), select=select, dtype=dtype)
+    how = f"; momenta averaged every {match['every']} steps{where}"
     if match["dtype"]:
         how += f", as {match['dtype'].removeprefix('-')}"
     return sync, how

@@ -32,11 +32,10 @@ const planner = (() => {
   }
 
   function shapeMomenta(model, elements, workers, bits) {
-    const shard = ceilDiv(elements, model.scale_elements * workers) * model.scale_elements;
-    const scales = bits === 8 ? (4 * shard) / model.scale_elements : 0;
+    const shard = ceilDiv(elements, model.word_elements * workers) * model.word_elements;
     return {
       shards: workers,
-      voteBytes: padTo(model, (shard * bits) / 8 + scales),
+      voteBytes: (shard * bits) / 8,
       replyBytes: 4 * shard,
       hasCounts: false,
     };
@@ -204,9 +203,9 @@ const planner = (() => {
     const planes = replyPlanes(rule, workers);
     let momentaBytes = 0, late = 0;
     if (scenario.momentum_sync_every !== null && workers > 1) {
-      const part = shapeMomenta(model, ceilDiv(own, scenario.momentum_sync_every), workers, scenario.momentum_sync_bits);
-      momentaBytes = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, part, rank).sent));
-      late = Math.max(exchangeS(model, pattern, part, link), momentaBytes * machine.vote_wire_s_per_byte);
+      const every = scenario.momentum_sync_every, all = shapeMomenta(model, own, workers, scenario.momentum_sync_bits);
+      momentaBytes = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, all, rank).sent)) / every;
+      late = Math.max(exchangeS(model, pattern, all, link) / every, momentaBytes * machine.vote_wire_s_per_byte);
     }
     const orthogonalize =
       (model.orthogonalize_operations * scenario.orthogonalized_width * own) / machine.operations_per_s;
