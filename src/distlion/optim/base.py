@@ -94,6 +94,7 @@ class LionBase(Optimizer):
         self._pieces: NodePieces | OwnShards = pieces or NodePieces(1, 0)
         self._makes: dict[Tensor, Make] = {}
         self._step_lock = threading.Lock()
+        self._reader = GroupReader()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, checked as in the constructor; absent settings take the defaults."""
@@ -315,7 +316,7 @@ class VotingBase(LionBase):
         }
         if worker is not None:
             defaults[WORKER_KEY] = worker
-        self._fixed, self._reader = FixedGroups(), GroupReader()
+        self._fixed = FixedGroups()
         super().__init__(
             params,
             defaults,

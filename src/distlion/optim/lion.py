@@ -18,7 +18,7 @@ from distlion.optim.saved_state import (
 from distlion.optim.state_hooks import run_hooks_of_loading
 from distlion.signals import deferred_signals
 from distlion.step.alone import gather_alone, move_alone
-from distlion.step.hyperparameters import read_groups
+from distlion.step.param import VotingParam
 from distlion.step.shard_pieces import OwnShards
 
 
@@ -79,6 +79,11 @@ class Lion(LionBase):
         }
         super().__init__(params, defaults, pieces=OwnShards())
 
+    def _begin_life(self, *args: Any, **options: Any) -> None:
+        super()._begin_life(*args, **options)
+        self._seen: list[object] = []
+        self._moving: list[VotingParam] = []
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copied or pickled optimizer from what torch keeps of it."""
         super().__setstate__(state)
@@ -119,15 +124,28 @@ class Lion(LionBase):
 
     @deferred_signals("a step")
     def _do_step(self) -> None:
-        numbers = read_groups(self)
+        numbers = self._reader.read(self)
         if numbers.found_inf:
             return
-        trained = self._list_trainable()
-        # A frozen parameter may have lost its storage; it moves only where it has a gradient.
-        params = [
-            each for each in trained if each.param.requires_grad or each.param.grad is not None
-        ]
-        for param in params:
-            if "exp_avg" not in self.state[param.param]:  # it was frozen until now
-                self._create_momentum(param.param)
+        params = self._list_moving()
         move_alone(params, gather_alone(params, numbers.coefficients), rounding=None)
+
+    def _list_moving(self) -> list[VotingParam]:
+        """List the parameters that move in this step, anew only where one of them has changed."""
+        held = self._all_params()
+        # A frozen parameter may have lost its storage; it moves only where it has a gradient.
+        seen: list[object] = [param.requires_grad or param.grad is not None for param in held]
+        seen += map(id, held)  # the list of the last step keeps them alive
+        seen += [group.get("orthogonalize") for group in self.param_groups]
+        seen += id(self.state), len(self.state)
+        if seen != self._seen:
+            self._moving = [
+                each
+                for each in self._list_trainable()
+                if each.param.requires_grad or each.param.grad is not None
+            ]
+            for param in self._moving:
+                if "exp_avg" not in self.state[param.param]:  # it was frozen until now
+                    self._create_momentum(param.param)
+            self._seen = [*seen[:-1], len(self.state)]
+        return self._moving

@@ -14,7 +14,7 @@ from distlion.kernels.dispatch import choose_kernels
 from distlion.kernels.orthogonal import step_alone_orthogonal
 from distlion.step.bucket import abstain
 from distlion.step.inputs import NoteNorm, StepInputs
-from distlion.step.param import VotingParam, take_gradients
+from distlion.step.param import VotingParam, make_segments, take_gradients
 from distlion.wire.verdict import Verdict
 
 ClipAlone = Callable[[Sequence[Segment], NoteNorm], Sequence[Segment]]
@@ -31,13 +31,10 @@ def gather_alone(
         InvalidArgumentError: A parameter, gradient or momentum is of another make.
     """
     grads = take_gradients(params)
-    for param in params:
-        if param.has_sparse_grad():
+    for param, grad in zip(params, grads, strict=True):
+        if grad is None and param.has_sparse_grad():
             raise SparseGradientError(SPARSE_WORDS.format(name=param.name), step=step)
-    return [
-        param.segment(coefficients[param.group], grad)
-        for param, grad in zip(params, grads, strict=True)
-    ]
+    return make_segments(params, grads, coefficients, coefficients[0].grad_scale)
 
 
 def step_alone(
@@ -112,8 +109,9 @@ def move_alone(
             (matrices if is_matrix else plain).append(segments[position])
         kernels.step_alone(plain, rounding=rounding)
         step_alone_orthogonal(kernels, matrices, rounding=rounding)
-    for index, param in enumerate(params):
-        param.write_back(segments[index].param)
+    for param, segment in zip(params, segments, strict=True):
+        if segment.param is not param.param:
+            param.write_back(segment.param)
 
 
 def check_finite(segments: Sequence[Segment]) -> list[bool]:
@@ -129,6 +127,10 @@ def check_finite(segments: Sequence[Segment]) -> list[bool]:
 def _by_kernels(segments: Sequence[Segment]) -> list[tuple[Kernels, list[int]]]:
     """Sort segments by device, so that each device takes one call."""
     by_device: dict[torch.device, list[int]] = {}
+    last, positions = None, []
     for position, segment in enumerate(segments):
-        by_device.setdefault(segment.param.device, []).append(position)
+        device = segment.param.device
+        if device != last:
+            last, positions = device, by_device.setdefault(device, [])
+        positions.append(position)
     return [(choose_kernels(device), positions) for device, positions in by_device.items()]
