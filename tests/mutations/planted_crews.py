@@ -8,6 +8,7 @@ CREWS = ("simulation/test_schedules.py::test_some_crews_keep_all_rules",)
 LOST_AFTER = ("crew/test_lost_after_commit.py",)
 MISFITS = ("crew/test_misfits.py",)
 ADMISSION = ("crew/test_admission.py",)
+LEFT = ("crew/test_left.py",)
 FOUND = ("simulation/test_found_in_crews.py",)
 
 CREW_MUTATIONS = (
@@ -334,6 +335,27 @@ CREW_MUTATIONS = (
         'is_ours = hmac.compare_digest(found.describe(store)["signature"].encode(), signature)',
         "is_ours = True",
         ADMISSION,
+    ),
+    Mutation(
+        "crew: a worker leaves without a word, and its connections stay open",
+        "crew/optimizer.py",
+        "            watch.leave(watch.turns.now.number + 1, why)\n",
+        "            pass\n",
+        LEFT,
+    ),
+    Mutation(
+        "crew: the process group of an optimizer that was freed stays behind",
+        "crew/crew.py",
+        "            disconnect(has_failed=False)\n",
+        "            pass\n",
+        LEFT,
+    ),
+    Mutation(
+        "crew: a worker that cannot finish keeps its connections",
+        "crew/crew.py",
+        "        finally:\n            self._leave(error)\n",
+        "        else:\n            self._leave(error)\n",
+        LEFT,
     ),
     Mutation(
         "crew: each epoch measures the link",

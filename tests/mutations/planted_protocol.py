@@ -22,6 +22,13 @@ PROTOCOL = (
         SIMULATION,
     ),
     Mutation(
+        "a worker that cannot connect ends before the others agree on the dead rank",
+        "wire/watch.py",
+        '            found = self.settle("silent")\n',
+        '            found = Finding("silent", (1,))\n',
+        ("simulation/test_found.py",),
+    ),
+    Mutation(
         "a busy worker is waited for no longer than a silent one, simulated",
         "wire/roll_call.py",
         "self._deadline_s = max(self._deadline_s, until_s)",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from distlion import RecursiveDoubling
 from distlion.wire import AllReduce
 from simulation.network import Delays
 from simulation.plan import Fault, Plan, draw_plan
@@ -109,3 +110,18 @@ def test_who_sees_the_store_go_while_it_waits_for_answers_does_not_say_it_was_he
     raised = outcome.diaries[1].fatal
     assert raised is not None and raised.culprits == (0,), raised
     assert "held up" not in raised.text
+
+
+@pytest.mark.parametrize("at", [15, 16, 17])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_who_cannot_make_a_pair_agrees_on_the_dead_rank_before_it_ends_with_the_store(
+    seed: int, at: int
+) -> None:
+    plan = make_plan(seed, Fault("die", 1, at=at))
+    outcome = play(replace(plan, options={**plan.options, "exchange": RecursiveDoubling()}))
+    assert len(outcome.fired) == 1
+    first, last = outcome.diaries[0].fatal, outcome.diaries[2].fatal
+    assert first is not None and first.kind == "ProcessGroupError"
+    assert "(rank 1 did not answer)" in first.text
+    assert last is not None and last.culprits == (1,)
+    assert find_violations(outcome) == []

@@ -23,6 +23,7 @@ from distlion.crew.endpoint import parse_endpoint
 from distlion.crew.epoch import (
     QUICK_S,
     Epoch,
+    disconnect,
     follow,
     is_left_out,
     meet,
@@ -38,6 +39,7 @@ from distlion.crew.rendezvous import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, 
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.around import Inner
 from distlion.step.hyperparameters import check_positive
+from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.step.settings import Settings
 
@@ -405,11 +407,22 @@ class Crew:
         traceback: TracebackType | None,
     ) -> None:
         """Finish, or after an error leave, so that the others go on without this worker."""
-        if error is None:
-            self.finish()
-        else:
-            self._ended.set()
+        try:
+            if error is None:
+                self.finish()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._ended.set()
+        if error is not None:
             self.changes.say_goodbye(error)
-        if self._optimizer is not None and (optimizer := self._optimizer()) is not None:
-            optimizer.leave()
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is not None:
+            optimizer.leave(None if error is None else name_error(error))
+        elif self._optimizer is not None:  # freed, and the group of its epoch is not
+            disconnect(has_failed=False)
         self._rendezvous.end()

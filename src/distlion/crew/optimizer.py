@@ -300,8 +300,19 @@ class CrewLion(DistributedLion):
         if self._local is not None:
             self._local.catch_up()
 
-    def leave(self) -> None:
-        """Close the connections of this worker, which the others notice at once."""
+    def leave(self, why: str | None = None) -> None:
+        """Close the connections of this worker.
+
+        They stay open as long as something refers to them, such as the frames of an error that its
+        handler keeps. So the others are also told: they wait for this worker for a second at most.
+
+        Args:
+            why: The reason, for their error; None where no other worker is left.
+        """
+        session = self._session
+        watch = session.ranks.watch
+        if why is not None and watch is not None and not session.lifecycle.is_dead:
+            watch.leave(watch.turns.now.number + 1, why)
         self._let_go()
 
     def _set_back(self, error: ReplicaMismatchError) -> None:

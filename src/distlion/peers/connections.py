@@ -91,13 +91,13 @@ class Connections:
         return Gloo(group, timeout_s=timeout_s, busy_timeout_s=busy_s, ranks=ranks, watch=watch)
 
     def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
-        workers, settings = self._ranks.process_group, self._settings
-        assert workers is not None  # there are two ranks or more
-        name = f"{self._name}/{what}" if what else self._name
-        return own_group(
-            workers,
-            name=name,
-            timeout_s=settings.group_timeout_s,
-            connect_timeout_s=self._ranks.connect_timeout_s or settings.connect_timeout_s,
-            ranks=ranks,
-        )
+        workers, watch, settings = self._ranks.process_group, self._ranks.watch, self._settings
+        assert workers is not None and watch is not None  # there are two ranks or more
+        with watch.connecting():
+            return own_group(
+                workers,
+                name=f"{self._name}/{what}" if what else self._name,
+                timeout_s=settings.group_timeout_s,
+                connect_timeout_s=self._ranks.connect_timeout_s or settings.connect_timeout_s,
+                ranks=ranks,
+            )

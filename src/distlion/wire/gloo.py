@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -284,13 +284,16 @@ class Gloo:
         return GlooTransfer(self, start, sent, step=step, what="scatter")
 
     def connect(self, peer: int, *, timeout_s: float | None = None) -> None:
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        pair_group(self.process_group, peer, timeout_s=limit_s)
+        self._pair(peer, self.timeout_s if timeout_s is None else timeout_s)
+
+    def _pair(self, peer: int, timeout_s: float) -> dist.ProcessGroup:
+        with nullcontext() if self.watch is None else self.watch.connecting():
+            return pair_group(self.process_group, peer, timeout_s=timeout_s)
 
     def swap(self, out: Tensor, chunk: Tensor, *, peer: int, step: int | None) -> GlooTransfer:
         # A group of the two: Gloo's all-to-all of all would send every member an empty message, and
         # a wait for what it sends to one member alone cannot be left without breaking all others.
-        group = pair_group(self.process_group, peer, timeout_s=self.timeout_s)
+        group = self._pair(peer, self.timeout_s)
         sizes = [[0, 0], [0, 0]]
         for row, tensor in zip(sizes, (out, chunk), strict=True):
             row[int(peer > self.rank)] = tensor.numel()

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from distlion.failures import FailureKind
+from distlion.errors import ProcessGroupError
+from distlion.failures import FailureKind, name_ranks
 from distlion.wire.background import run_in_background
 from distlion.wire.finding import Answer, Finding, conclude
 from distlion.wire.groups import store_of
@@ -213,6 +214,25 @@ class PeerWatch:
             note="the store through which the group met does not answer either, so that this "
             "worker may itself be cut off",
         )
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Agree on the failure with all workers before an error to connect is raised.
+
+        Others may have connected, and wait at their first step. They would blame this worker, which
+        may keep the store.
+
+        Raises:
+            ProcessGroupError: That of the block, with the ranks that do not answer.
+        """
+        try:
+            yield
+        except ProcessGroupError as error:
+            found = self.settle("silent")
+            if found.culprits and not found.busy:
+                note = f"{name_ranks(found.culprits)} did not answer"
+                raise ProcessGroupError(f"{error} ({note})") from None
+            raise
 
     def _blame_store(self, kind: FailureKind) -> Finding:
         """Blame the host of the store, which is gone, if the host was the first to leave."""
