@@ -18,8 +18,8 @@ BIN := $(VENV)/bin
 TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3
 # What is installed in place: distlion with extras, and the packages around it.
 TRAIN_PACKAGES := -e . -e lab
-TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e 'lab[netlab]' -e flower
-DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e 'lab[netlab]' -e flower
+TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e lab -e netlab -e flower
+DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e lab -e netlab -e flower
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
 # What `make test` runs beside everything else; tests/harness.py marks it.
@@ -128,7 +128,7 @@ wheel: $(VENV)/.ready-test  ## build the wheels into dist/, install that of dist
 	@rm -rf dist build/wheel
 	export DISTLION_RELEASE=1
 	echo "building the wheels ..."
-	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist . ./lab ./flower
+	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist . ./lab ./netlab ./flower
 	echo "installing it in a clean environment ..."
 	"$(PYTHON)" -m venv build/wheel
 	build/wheel/bin/python -m pip install -qq -c constraints.txt "$$(echo dist/distlion-*.whl)[test]"
@@ -247,15 +247,15 @@ endef
 
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 
-$(VENV)/.ready-train: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-train: pyproject.toml lab/pyproject.toml netlab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TRAIN_PACKAGES))
 	touch $@
 
-$(VENV)/.ready-test: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-test: pyproject.toml lab/pyproject.toml netlab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TEST_PACKAGES))
 	touch $(VENV)/.ready-train $@
 
-$(VENV)/.ready-docs: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-docs: pyproject.toml lab/pyproject.toml netlab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
 	    echo "$$($(BIN)/python --version) is too old for the site, whose tools need 3.11 or later: make docs PYTHON=... VENV=build/venv-docs" >&2
 	    exit 1
