@@ -72,6 +72,7 @@ def test_help_has_every_option_whole_and_every_name_at_any_width(columns, monkey
             assert name in text
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("command", ["up", "run", "sweep", "down"])
 def test_help_shows_an_example(command):
     result = invoke(command, "--help")
@@ -79,6 +80,7 @@ def test_help_shows_an_example(command):
     assert f"Example: distlion netlab {command}" in result.stdout
 
 
+@pytest.mark.smoke
 def test_wrong_rate_is_one_clear_line_and_exits_with_2():
     result = invoke("up", "--rate", "fast")
     assert result.exit_code == 2

@@ -57,6 +57,7 @@ def read_tables(part: str) -> tuple[dict[tuple[str, int], list[float]], dict[str
     return grids, definitions
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["images-baselines", "images-rules", "images-alpha-0.1"])
 def test_committed_study_tuned_what_the_methods_are_today(parts: Any, name: str) -> None:
     grids, definitions = read_tables(name)

@@ -54,6 +54,7 @@ class Made:
             }
 
 
+@pytest.mark.smoke
 def test_each_condition_has_three_seeds_of_each_method_at_one_rate(study: Any) -> None:
     runs = study.protocol.list_open(lambda name: None)
 
