@@ -14,7 +14,7 @@ from programs import BENCHMARKS, imported_by_name
 
 MODULES = (
     "study_path",
-    *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
+    *("schedule", "variants", "feedback", "masked", "scoring", "weighed_votes", "methods"),
     *("runs", "archive", "work", "cells", "plan", "images", "text", "sources"),
     *("protocol", "watched", "unequal", "gap", "option"),
 )

@@ -1,12 +1,11 @@
 """Majority votes that weigh workers by how far they agree.
 
-An experiment of comparisons and no option of any optimizer, like ``local_steps``.
+A study of them; what it led to is ``on_disagreement="exclude"`` of ``DistributedLion``.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from distlion.kernels.words import coin_bits, unpack
 from distlion.layout import place_parameters
 from distlion.votes import MajorityVote
 from distlion.wire import AllReduce
-from distlion_lab.training.inner import LION_LR, LION_WEIGHT_DECAY
-from distlion_lab.training.method import Method, MethodKind
 from distlion_lab.training.workers import LION_BETAS, MethodRun
 
 DECAY = 0.95
@@ -197,35 +194,3 @@ class WeighedVotes:
         self.optimizer.step()
         for param in self._params:
             param.grad = None
-
-
-def _make(weighing: Weighing, description: str, definition: str) -> Method:
-    return Method(
-        name=weighing.value,
-        description=description,
-        definition=f"{MajorityVote()!r}, betas={LION_BETAS}, {definition}",
-        kind=MethodKind.BASELINE,
-        base_lr=LION_LR,
-        weight_decay=LION_WEIGHT_DECAY,
-        enter=partial(WeighedVotes, weighing=weighing),
-    )
-
-
-WEIGHED: dict[str, Method] = {
-    method.name: method
-    for method in (
-        _make(
-            Weighing.RUNNING,
-            "majority weighted by each worker's agreement with the outcome",
-            f"weights 0 to {MOST_WEIGHT} by log odds of the agreement with the outcome, kept "
-            f"within {LEAST_SHARE} and {MOST_SHARE}, decay {DECAY}, first {FIRST_AGREEMENT}",
-        ),
-        _make(
-            Weighing.GATED,
-            "majority of the workers that agree with the others",
-            f"those whose agreement with the majority of the others is above {GATE}, decay "
-            f"{DECAY}, first {FIRST_AGREEMENT}",
-        ),
-    )
-}
-"""Methods that weigh workers, by name."""

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 import distlion
 from distlion.errors import InvalidArgumentError, NonFiniteError
 from distlion.wire import AllReduce
-from distlion_lab.training import weighed_votes
-from distlion_lab.training.methods import find_method
-from distlion_lab.training.weighed_votes import WeighedVotes, Weighing
 from distlion_lab.training.workers import LION_BETAS, MethodRun
+from programs import BENCHMARKS, imported_modules
+
+with imported_modules(BENCHMARKS / "study", "weighed_votes") as (weighed_votes,):
+    WeighedVotes, Weighing = weighed_votes.WeighedVotes, weighed_votes.Weighing
 
 SHAPES = ((70,), (5, 3))
 LR, DECAY = 0.01, 0.1
@@ -232,13 +233,3 @@ def test_bytes_are_those_of_a_majority_and_of_the_agreements(
     assert team.votes.sent_bytes == 3 * (votes + 7 * 4 * numbers)
     assert team.votes.rounds == AllReduce().cost(shape).rounds + 1
     assert (team.votes.up_bits_per_parameter, team.votes.down_bits_per_parameter) == (1, 1)
-
-
-def test_names_stand_for_the_two_ways() -> None:
-    for weighing in Weighing:
-        method = find_method(weighing.value)
-        entered = method.enter(Team(weighing, 4).run)
-        assert isinstance(entered, WeighedVotes)
-        assert entered._weighing is weighing
-        assert "betas=(0.9, 0.99)" in method.definition
-        assert method.start is None
