@@ -18,14 +18,16 @@ BIN := $(VENV)/bin
 TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3
 # What is installed in place: distlion with extras, and the packages around it.
 TRAIN_PACKAGES := -e . -e lab
-TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e 'lab[netlab]' -e flower
-DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e 'lab[netlab]' -e flower
+TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e lab -e netlab -e flower
+DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e lab -e netlab -e flower
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
 # What `make test` runs beside everything else; tests/harness.py marks it.
 APART := tests/crew tests/distributed tests/fuzz tests/integrations
 # Of these, what mostly waits: for members that are silent, and for those that may still come.
 WAITING := tests/crew
+# The library and a few tests of what is around it; with ARGS, whatever these name.
+QUICK := not slow and not apart$(if $(ARGS),, and not around)
 # Where the core that is built with sanitizers is kept between runs.
 SANITIZED := build/sanitize
 # Flower needs older versions of packages than others do.
@@ -40,22 +42,22 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all test-flower simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
+.PHONY: help train test test-all test-lab test-flower test-benchmarks simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  SEEDS=$(SEEDS)  ARGS="more arguments of distlion train, or of pytest"'
 
 train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers that vote, and beside it with AdamW
 	@$(BIN)/distlion train $(or $(ARGS),$(TRAINED))
 
-test: $(VENV)/.ready-test  ## set up, then run every check and the quick tests, and sum up
+test: $(VENV)/.ready-test  ## set up, then run every check and the library's quick tests, and sum up
 	@$(run_parts)
 	# Two halves, one for each of two cores: the folders that tests/harness.py keeps apart, and all others.
 	others() {
-	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py $(if $(ARGS),,$(APART:%=--ignore=%)) -m "not slow and not apart" $(ARGS)
+	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py $(if $(ARGS),,$(APART:%=--ignore=%)) -m "$(QUICK)" $(ARGS)
 	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
 	}
 	# Beside both, as it leaves the processors alone.
@@ -81,7 +83,13 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "mutations" $(BIN)/python tests/mutations
 	sum_up
 
-test-flower: $(FLOWER)/.ready  ## test the integration with Flower in an environment of its own
+test-lab: $(VENV)/.ready-test  ## run all tests of the commands in lab/ and netlab/
+	@$(BIN)/pytest lab/tests netlab/tests $(ARGS)
+
+test-benchmarks: $(VENV)/.ready-test  ## run all tests of the programs in benchmarks/
+	@$(BIN)/pytest tests/benchmarks $(ARGS)
+
+test-flower: $(FLOWER)/.ready  ## run all tests of flower/ in an environment of its own, which has Flower
 	@PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
 	    "$(FLOWER)/bin/python" -m pytest flower/tests $(ARGS)
 
@@ -128,7 +136,7 @@ wheel: $(VENV)/.ready-test  ## build the wheels into dist/, install that of dist
 	@rm -rf dist build/wheel
 	export DISTLION_RELEASE=1
 	echo "building the wheels ..."
-	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist . ./lab ./flower
+	$(BIN)/python -m pip wheel -qq --no-deps --wheel-dir dist . ./lab ./netlab ./flower
 	echo "installing it in a clean environment ..."
 	"$(PYTHON)" -m venv build/wheel
 	build/wheel/bin/python -m pip install -qq -c constraints.txt "$$(echo dist/distlion-*.whl)[test]"
@@ -247,15 +255,15 @@ endef
 
 CORE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 
-$(VENV)/.ready-train: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-train: pyproject.toml lab/pyproject.toml netlab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TRAIN_PACKAGES))
 	touch $@
 
-$(VENV)/.ready-test: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-test: pyproject.toml lab/pyproject.toml netlab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@$(call install,$(TEST_PACKAGES))
 	touch $(VENV)/.ready-train $@
 
-$(VENV)/.ready-docs: pyproject.toml lab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
+$(VENV)/.ready-docs: pyproject.toml lab/pyproject.toml netlab/pyproject.toml flower/pyproject.toml constraints.txt $(CORE_SOURCES) | $(VENV)/.created
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
 	    echo "$$($(BIN)/python --version) is too old for the site, whose tools need 3.11 or later: make docs PYTHON=... VENV=build/venv-docs" >&2
 	    exit 1

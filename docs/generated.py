@@ -42,11 +42,13 @@ def write_commands() -> str:
     from distlion.checkpoint import command as checkpoint
     from distlion.crew import command as crew
     from distlion_lab.cli import app
+    from distlion_netlab.command import netlab_app
 
     with mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
         commands = {"distlion": write_help()}
         for name, command in get_command(app).commands.items():
             commands |= walk_commands(command, f"distlion {name}", None)
+        commands |= walk_commands(get_command(netlab_app), "distlion netlab", None)
         for module in (crew, checkpoint):
             commands |= walk_parsers(module.make_parser())
         return "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in commands.items())

@@ -34,6 +34,12 @@ APART = [
 ]
 """Folders whose tests `make test` runs beside all others: together they take as long."""
 
+AROUND = [
+    Path(__file__).resolve().parents[1] / name
+    for name in ("lab/tests", "netlab/tests", "flower/tests", "tests/benchmarks")
+]
+"""Folders of which `make test` runs only what is marked `smoke`."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell workers where to write their coverage, where pytest-cov measures it."""
@@ -54,10 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` runs apart, before it is chosen by its mark."""
+    """Mark what `make test` runs apart, or not at all, before it is chosen by its mark."""
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in APART):
             item.add_marker("apart")
+        is_around = any(item.path.is_relative_to(folder) for folder in AROUND)
+        if is_around and item.get_closest_marker("smoke") is None:
+            item.add_marker("around")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-SOURCES = [Path(__file__).parents[1] / folder for folder in ("src", "lab/src", "flower/src")]
+SOURCES = [
+    Path(__file__).parents[1] / folder for folder in ("src", "lab/src", "netlab/src", "flower/src")
+]
 
 
 def is_in_source(name: str) -> bool:

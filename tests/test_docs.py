@@ -168,9 +168,11 @@ def read_commands() -> dict[str, set[str]]:
     from distlion.checkpoint import command as checkpoint
     from distlion.crew import command as crew
     from distlion_lab.cli import app
+    from distlion_netlab.command import netlab_app
 
     known = {"": {"--version"}}
     pending = list(typer_main.get_command(app).commands.items())
+    pending.append(("netlab", typer_main.get_command(netlab_app)))
     for name, subcommand in pending:
         inner = getattr(subcommand, "commands", {})
         pending += [(f"{name} {inner_name}", each) for inner_name, each in inner.items()]

@@ -19,11 +19,11 @@ from cluster import run_workers
 from distlion.votes import Aggregation
 from distlion.wire import Exchange, LinkModel
 from distlion.wire.cost import choose_exchange
-from distlion_lab.cli.netlab import netlab_app
-from distlion_lab.netlab.method_names import parse_vote
 from distlion_lab.planning import Scenario, compare_methods
 from distlion_lab.training import TrainSettings
 from distlion_lab.training.methods import find_method
+from distlion_netlab.command import netlab_app
+from distlion_netlab.method_names import parse_vote
 from drawn import set_grads
 from leaning_vote import LeaningVote
 

@@ -28,7 +28,7 @@ OPTIONAL_PACKAGES = [
     "typer",
 ]
 COSTLY_MODULES = ["torch.distributed.checkpoint"]
-UNASKED_MODULES = ["distlion_lab"]
+UNASKED_MODULES = ["distlion_lab", "distlion_netlab"]
 """Ours, which training with the optimizer alone does not need."""
 
 OBSERVE = """

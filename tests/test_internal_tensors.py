@@ -14,7 +14,7 @@ import pytest
 from torch.utils._device import _device_constructors
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [ROOT / folder for folder in ("src", "lab/src", "flower/src")]
+SOURCES = [ROOT / folder for folder in ("src", "lab/src", "netlab/src", "flower/src")]
 
 TAKE_A_DEVICE = {constructor.__name__ for constructor in _device_constructors()}
 """Functions of torch that take the default device; ``*_like`` and ``new_*`` do not."""

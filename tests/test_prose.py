@@ -38,7 +38,7 @@ def list_pages() -> list[Path]:
 
 def read_docstrings() -> Iterator[tuple[str, str]]:
     """Yield a place and the docstring there, for all that have one."""
-    sources = [ROOT / folder for folder in ("src", "lab/src", "flower/src")]
+    sources = [ROOT / folder for folder in ("src", "lab/src", "netlab/src", "flower/src")]
     for path in sorted(path for source in sources for path in source.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

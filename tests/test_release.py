@@ -32,7 +32,7 @@ def test_one_version_and_one_date() -> None:
     assert PROJECT["version"] == version or PROJECT["version"].endswith(".dev0")
     citation = read_yaml("CITATION.cff")
     assert (citation["version"], citation["date-released"]) == (version, date)
-    for folder in ("lab", "flower"):
+    for folder in ("lab", "netlab", "flower"):
         around = tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
         assert around["version"] == PROJECT["version"]
     assert read_yaml("packaging/conda/recipe.yaml")["context"]["version"] == version
@@ -77,10 +77,10 @@ def test_files_are_counted_and_checked_before_they_are_published() -> None:
     commands = "\n".join(step.get("run", "") for step in jobs["check"]["steps"])
     assert "twine check --strict dist/*" in commands
     # Python 3.10 and 3.11 have a wheel each, later ones share one; and there are the sdist, and the
-    # wheels of distlion-lab and distlion-flower.
+    # wheels of distlion-lab, distlion-netlab and distlion-flower.
     own = [python for python in list_pythons() if python in ("3.10", "3.11")]
     systems = jobs["wheels"]["strategy"]["matrix"]["os"]
-    assert f"= {(len(own) + 1) * len(systems) + 3}\n" in commands
+    assert f"= {(len(own) + 1) * len(systems) + 4}\n" in commands
 
 
 def test_the_page_on_pypi_links_to_the_repository() -> None:

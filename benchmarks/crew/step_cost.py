@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from distlion_lab.netlab import Lab
-from distlion_lab.netlab.launch import HostProcesses, place_ranks, show_line
+from distlion_netlab import Lab
+from distlion_netlab.launch import HostProcesses, place_ranks, show_line
 
 WORKERS = (2, 4)
 PARAMETERS = (1_000_000, 8_000_000)

@@ -39,9 +39,9 @@ from tables import build_tables, list_missing, list_records, write_markdown
 from targets import judge
 
 from distlion.errors import DistlionError
-from distlion_lab.netlab import SweepSettings, run_sweep
-from distlion_lab.netlab.sweep import SweepProgress
-from distlion_lab.report import draw_sweep_figure
+from distlion_netlab import SweepSettings, run_sweep
+from distlion_netlab.sweep import SweepProgress
+from distlion_netlab.sweep_figure import draw_sweep_figure
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "end_to_end.json"
 DEVICE_RESULTS = RESULTS.with_name("device.json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distlion_lab.netlab import DeviceWorkload, GptWorkload, SweepSettings, VectorWorkload
+from distlion_netlab import DeviceWorkload, GptWorkload, SweepSettings, VectorWorkload
 
 RATES = ("100mbit", "1gbit", "10gbit", "unlimited")
 BASELINES = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from distlion_lab.report import tabulate_sweep
+from distlion_netlab.sweep_table import tabulate_sweep
 
 VERDICTS = {True: "yes", False: "NO", None: "not judged"}
 DEVICE_RATIOS = ("none", "ddp-fp32", "ddp-fp16", "ddp-powersgd")

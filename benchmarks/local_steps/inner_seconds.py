@@ -16,8 +16,8 @@ from laboratory import save
 from runs import RunConfig, Task
 from schedule import DECAY_PER_STEP
 
-from distlion_lab.netlab.sweep import read_conditions
 from distlion_lab.training.workers import MethodRun
+from distlion_netlab.sweep import read_conditions
 
 _STEPS = 4
 """Steps of a repetition, as where the network lab times computing."""

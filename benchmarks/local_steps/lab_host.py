@@ -30,9 +30,9 @@ from torch import nn
 
 import distlion
 from distlion.wire import AllReduce
-from distlion_lab.netlab.lab_run import average_gradients
-from distlion_lab.netlab.method_names import DDP_FP32
 from distlion_lab.training.periodic import read_local_votes
+from distlion_netlab.lab_run import average_gradients
+from distlion_netlab.method_names import DDP_FP32
 
 COMPUTE = "compute"
 _COMPUTE_STEPS = 4

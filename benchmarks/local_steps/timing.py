@@ -24,9 +24,9 @@ from laboratory import save
 from runs import RunConfig
 
 from distlion.errors import WorkerFailedError
-from distlion_lab.netlab import Lab, run_command
-from distlion_lab.netlab.link_rate import UNLIMITED
-from distlion_lab.netlab.sweep import read_conditions
+from distlion_netlab import Lab, run_command
+from distlion_netlab.link_rate import UNLIMITED
+from distlion_netlab.sweep import read_conditions
 
 LOAD = "load_average_before"
 BY_LINK = ("conditions", "seconds", "cpu_seconds")

@@ -11,10 +11,10 @@ import study_path  # noqa: F401
 from protocol import MAJORITY
 from runs import RunConfig, Task, Trainer
 from schedule import DECAY_PER_STEP
+from weighed_votes import WeighedVotes
 
 from distlion.errors import DisagreeingWorkersWarning
 from distlion.virtual import VirtualCluster
-from distlion_lab.training.weighed_votes import WeighedVotes
 from distlion_lab.training.workers import LION_BETAS, VirtualVoting
 
 

@@ -15,6 +15,7 @@ from masked import MaskedVote
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
 from variants import STOCHASTIC, VARIANTS, VariantVote
+from weighed_votes import WeighedVotes, Weighing
 
 from distlion.errors import InvalidArgumentError
 from distlion.optim import Lion
@@ -73,6 +74,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
     differ from a majority vote in one thing; other names are those of ``distlion compare``, and
     so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
+    ``weighted`` and ``gated`` weigh workers by their agreement.
     ``orthogonal-fan-in`` is an orthogonalized vote with rates by fan-in.
     ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
     coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-over-muon`` and
@@ -126,6 +128,13 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
         bits = int(full["bits"])
         rule = QuantizedVote(bits=bits, norm="linf", step=2.0 ** (1 - bits))
         return VirtualVoting.build(entry, rule, betas=betas or LION_BETAS)
+    return _enter(name, entry)
+
+
+def _enter(name: str, entry: MethodRun) -> Method:
+    """Build a method of ``distlion compare``, or a vote weighed by agreement."""
+    if name in list(Weighing):
+        return WeighedVotes(entry, Weighing(name))
     return find_method(name).enter(entry)
 
 

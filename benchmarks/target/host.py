@@ -30,7 +30,7 @@ from torch import nn
 
 from distlion.optim import DistributedLion
 from distlion.votes import RULES
-from distlion_lab.netlab.lab_run import average_gradients
+from distlion_netlab.lab_run import average_gradients
 
 # PowerSGD compresses from its third step on, and DDP cuts its buckets anew in the second.
 _WARM_UP_STEPS = 4

@@ -17,8 +17,8 @@ from host import Job
 from settings import HOSTS, make_cell
 
 from distlion.errors import WorkerFailedError
-from distlion_lab.netlab import Lab, run_command
-from distlion_lab.netlab.sweep import read_conditions
+from distlion_netlab import Lab, run_command
+from distlion_netlab.sweep import read_conditions
 
 _HOST = Path(__file__).with_name("host.py")
 

@@ -10,8 +10,8 @@ import study_path  # noqa: F401
 from cells import SEEDS, Cell, Find, Setting, choose_rate
 from runs import RunConfig
 
-from distlion_lab.netlab.method_names import DDP_FP16, DDP_FP32, DDP_POWERSGD
 from distlion_lab.training.workers import LION_BETAS
+from distlion_netlab.method_names import DDP_FP16, DDP_FP32, DDP_POWERSGD
 
 HOSTS = 4
 LINKS = ("100mbit", "1gbit")

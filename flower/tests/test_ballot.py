@@ -63,6 +63,7 @@ def test_stochastic_signs_have_the_delta_for_their_mean() -> None:
     assert (total / rounds - delta.clamp(-1.5, 1.5)).abs().max() < 4 * 0.024
 
 
+@pytest.mark.smoke
 def test_a_ballot_has_about_one_bit_for_each_parameter() -> None:
     shapes = {"a": (300, 64), "b": (64,), "c": (64, 100), "d": (10,)}
     places = Places.of({name: torch.zeros(shape) for name, shape in shapes.items()})

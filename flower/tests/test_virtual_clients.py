@@ -26,6 +26,7 @@ def move(model: nn.Module, client: int, number: int) -> None:
         param.data.add_(torch.randn(param.shape, generator=generator), alpha=0.1)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rule", ["stochastic", "majority", "residual"])
 def test_rounds_equal_those_of_a_server_and_its_clients(rule: str) -> None:
     model, settings = make_model(), {"lr": 0.5, "momentum": 0.8}

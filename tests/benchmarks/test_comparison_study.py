@@ -62,6 +62,7 @@ def read_tables(part: str) -> tuple[dict[tuple[str, int], list[float]], dict[str
 AUTO = "majority-sync-10-auto"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["images-baselines", "images-rules", "images-alpha-0.1"])
 def test_committed_study_tuned_what_the_methods_are_today(parts: Any, name: str) -> None:
     grids, definitions = read_tables(name)

@@ -48,6 +48,7 @@ def test_every_score_follows_an_exchange_of_every_h(study: Any, factor: int) -> 
         assert (rest, [distance % every for every in study.contest.PERIODS]) == (0, [0] * 4)
 
 
+@pytest.mark.smoke
 def test_all_methods_are_known_to_comparisons_or_to_the_study(study: Any) -> None:
     archive = Archive(best_at())
     made = archive.complete(study, "text-tuning")

@@ -46,6 +46,7 @@ def part(quality: Any, name: str) -> Any:
 # What is run
 
 
+@pytest.mark.smoke
 def test_parts_are_those_of_the_protocol_in_its_order(quality: Any) -> None:
     table = PROTOCOL.read_text().partition("## Order and budget")[2]
     assert re.findall(r"^\| `([a-z-]+)`", table, re.M) == [p.name for p in quality.design.PARTS]

@@ -14,7 +14,7 @@ from programs import BENCHMARKS, imported_by_name
 
 MODULES = (
     "study_path",
-    *("schedule", "variants", "feedback", "masked", "scoring", "methods"),
+    *("schedule", "variants", "feedback", "masked", "scoring", "weighed_votes", "methods"),
     *("runs", "archive", "work", "cells", "plan", "images", "text", "sources"),
     *("protocol", "watched", "unequal", "gap", "option"),
 )
@@ -54,6 +54,7 @@ class Made:
             }
 
 
+@pytest.mark.smoke
 def test_each_condition_has_three_seeds_of_each_method_at_one_rate(study: Any) -> None:
     runs = study.protocol.list_open(lambda name: None)
 

@@ -175,6 +175,7 @@ def test_diverged_rate_is_worse_than_all_others(study: Any) -> None:
     assert study.cells.choose_rate(cell, found.get).rate == 4e-4
 
 
+@pytest.mark.smoke
 def test_cells_of_the_plan_are_distinct_and_their_methods_exist(study: Any) -> None:
     cells = list(study.plan.list_cells())
     # Skewed cells come twice, at the rates of even data and at their own.

@@ -32,9 +32,9 @@ pytest.importorskip("pyroute2")
 from pyroute2 import IPRoute
 
 from distlion.errors import NetlabError
-from distlion_lab.netlab import Lab
-from distlion_lab.netlab.lab_plan import INTERFACE, LabPlan
-from distlion_lab.netlab.wires import Wires, check_rights
+from distlion_netlab import Lab
+from distlion_netlab.lab_plan import INTERFACE, LabPlan
+from distlion_netlab.wires import Wires, check_rights
 
 pytestmark = [pytest.mark.distributed, pytest.mark.root, pytest.mark.slow]
 

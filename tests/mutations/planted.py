@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-OTHERS = ("lab", "flower")
+OTHERS = ("lab", "netlab", "flower")
 """Folders of the other distributions in this repository."""
 
 
@@ -15,11 +15,11 @@ class Mutation:
 
     Attributes:
         name: What it breaks, in words.
-        file: Below src/distlion; with ``lab/`` or ``flower/`` in front below that folder's package.
+        file: Below src/distlion; with a name of ``OTHERS`` in front below that folder's package.
         old: Text that occurs once in the file.
         new: What stands there instead.
-        tests: What must fail: paths below tests, or with ``lab/`` or ``flower/`` in front below
-            that folder's tests; with ``::`` and a test where one is enough.
+        tests: What must fail: paths below tests, or with a name of ``OTHERS`` in front below that
+            folder's tests; with ``::`` and a test where one is enough.
         interprets: Whether Triton's kernels are interpreted; slow tests are left out then.
     """
 

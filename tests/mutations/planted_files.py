@@ -32,7 +32,7 @@ FILES = (
     Mutation(
         "a pickle may make more bytes than its file has",
         "lab/tasks/plain_pickle.py",
-        "if self.n_encoded > self.source.n_bytes:",
+        "if self.n_encoded > len(self.data):",
         "if False:",
         PICKLE,
     ),

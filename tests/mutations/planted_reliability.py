@@ -1,12 +1,11 @@
-"""Bugs to plant in how workers are compared with the others, and in votes weighed by that."""
+"""Bugs to plant in how workers are compared with the others."""
 
 from __future__ import annotations
 
 from planted import Mutation
 
-WATCH, WEIGHED = "step/agreement.py", "lab/training/weighed_votes.py"
+WATCH = "step/agreement.py"
 LOOKS = ("step/test_reliability.py",)
-LAB = ("lab/training/test_weighed_votes.py",)
 EXCLUSION = "step/agreement.py"
 OUT = ("step/test_exclusion.py", "step/test_exclusion_states.py")
 REAL = ("distributed/test_excluded_workers.py",)
@@ -109,41 +108,6 @@ RELIABILITY = (
         "            warn(stage.warn)\n",
         "            pass\n",
         ("distributed/test_disagreeing_workers.py",),
-    ),
-    Mutation(
-        "weighed votes: the gate knows a worker's own vote",
-        WEIGHED,
-        "products = votes * (votes.sum(0) - votes)",
-        "products = votes * votes.sum(0)",
-        LAB,
-    ),
-    Mutation(
-        "weighed votes: who disagrees counts against",
-        WEIGHED,
-        ".logit().clamp(min=0.0)",
-        ".logit()",
-        LAB,
-    ),
-    Mutation(
-        "weighed votes: where no worker agrees none counts",
-        WEIGHED,
-        "return weights if bool(weights.any()) else torch.ones_like(weights)",
-        "return weights",
-        LAB,
-    ),
-    Mutation(
-        "weighed votes: ties are those of worker 0",
-        WEIGHED,
-        "Coins(self._run.seed, self._done, 0).tie",
-        "Coins(self._run.seed, self._done, 0).zero",
-        LAB,
-    ),
-    Mutation(
-        "weighed votes: agreement is not remembered",
-        WEIGHED,
-        "self.agreement.mul_(DECAY)",
-        "self.agreement.mul_(0.0)",
-        LAB,
     ),
     Mutation(
         "excluded: a running agreement begins at 0",

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from distlion_lab.netlab import Lab
-from distlion_lab.netlab.launch import HostProcesses, place_ranks
+from distlion_netlab import Lab
+from distlion_netlab.launch import HostProcesses, place_ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

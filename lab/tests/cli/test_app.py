@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from distlion_lab.cli import app
 
 
+@pytest.mark.smoke
 def test_no_command_shows_the_commands():
     assert "train" in CliRunner().invoke(app, []).output
 

@@ -19,9 +19,6 @@ NEAR = [
     ("compare --preset papr", "paper"),
     (f"{PLAN} --device a10", "a100"),
     (f"{PLAN} --node-link nvlnk", "nvlink"),
-    ("netlab sweep --method majority-all-gathr", "majority-all-gather"),
-    ("netlab sweep --method ddp-fp31", "ddp-fp32"),
-    ("netlab sweeep", "sweep"),
     ("trian", "train"),
 ]
 
@@ -31,7 +28,6 @@ NEAR = [
     [
         ("train", ("majority-zero", "quantized-P", "global-adamw", "all-gather")),
         ("compare", ("majority-zero", "lion-cub", "terngrad")),
-        ("netlab sweep", ("majority-zero", "quantized-P", "parameter-server", "ddp-powersgd")),
         ("plan", ("h200", "rtx4090", "nvlink")),
     ],
 )

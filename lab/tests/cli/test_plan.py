@@ -29,6 +29,7 @@ def plan(*more, **changes):
     return CliRunner().invoke(app, ["plan", *words, *more])
 
 
+@pytest.mark.smoke
 def test_example_of_the_help_runs():
     words = EXAMPLE.removeprefix("Example: distlion ").split()
     result = CliRunner().invoke(app, words)

@@ -72,17 +72,6 @@ REFUSED = [
     ("compare --link fast", "--link"),
     ("compare --latency-us -1", "--latency-us"),
     ("compare --jobs 0", "--jobs"),
-    ("netlab up --hosts 0", "--hosts"),
-    ("netlab up --rate fast", "--rate"),
-    ("netlab up --name NO", "--name"),
-    ("netlab run --per-host 0 -- true", "--per-host"),
-    ("netlab run --name lab --hosts 3 -- true", "--hosts"),
-    ("netlab sweep --rate fast", "--rate"),
-    ("netlab sweep --method sometimes", "--method"),
-    ("netlab sweep --repetitions 0", "--repetitions"),
-    ("netlab sweep --block-s -1", "--block-s"),
-    ("netlab sweep --vector 0", "--vector"),
-    ("netlab sweep --layers 0", "--layers"),
     ("trian", "train"),
 ]
 
@@ -101,7 +90,7 @@ def test_refusal_is_one_line_with_the_name_of_the_option(words, named, tmp_path,
 
 
 @pytest.mark.parametrize("columns", [30, 60, 80, 200])
-@pytest.mark.parametrize("command", ["", "plan", "train", "compare", "doctor", "netlab sweep"])
+@pytest.mark.parametrize("command", ["", "plan", "train", "compare", "doctor"])
 def test_help_has_every_option_whole_at_any_width(command, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     assert shutil.get_terminal_size().columns == columns
@@ -125,7 +114,7 @@ def app_command(words):
 def test_every_number_of_every_command_is_read_by_the_one_format():
     """typer's own reading takes 1_0 for 10, and nan and inf for numbers."""
     commands = list(walk(app))
-    assert len(commands) >= 7
+    assert len(commands) == 4
     options = [
         (function.__name__, name, kind)
         for function in commands
@@ -137,7 +126,7 @@ def test_every_number_of_every_command_is_read_by_the_one_format():
         if get_origin(kind) is Annotated
         and {int, float} & {get_args(kind)[0], *get_args(get_args(kind)[0])}
     ]
-    assert len(numbers) > 40
+    assert len(numbers) > 30
     assert [(command, name) for command, name, option in numbers if option.parser is None] == []
 
 

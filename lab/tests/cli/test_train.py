@@ -20,6 +20,7 @@ def json_run(tmp_path_factory):
     return invoke(*SHORT, "--rule", "average", "--workers", "3", "--json", "--run-dir", str(folder))
 
 
+@pytest.mark.smoke
 def test_help_shows_an_example():
     result = invoke("train", "--help")
     assert result.exit_code == 0
@@ -105,6 +106,7 @@ def test_progress_goes_to_standard_error(json_run):
     assert "step 2/2" in json_run.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.distributed
 def test_summary_table_shows_what_the_run_cost(tmp_path):
     result = invoke(*SHORT, "--workers", "2", "--run-dir", str(tmp_path / "run"))
@@ -252,6 +254,7 @@ def test_step_timeout_must_be_finite_and_above_0(tmp_path, seconds):
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.distributed
 def test_local_steps_train_and_say_how_often_they_voted(tmp_path):
     result = invoke(

@@ -21,7 +21,6 @@ COMMANDS = [
     f"{PLAN} --all",
     "doctor",
     "doctor --json",
-    "netlab sweep --help",
 ]
 
 

@@ -243,6 +243,7 @@ def test_momenta_cannot_be_averaged_every_0_steps():
         find_method("majority-sync-0")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("preset", list(Preset))
 def test_presets_name_known_methods_once(preset):
     methods = PRESETS[preset]["methods"]

@@ -9,7 +9,6 @@ from distlion_lab.cli.compare import EXAMPLE as COMPARE_EXAMPLE
 from distlion_lab.cli.compare import compare_command
 from distlion_lab.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
 from distlion_lab.cli.doctor import doctor_command
-from distlion_lab.cli.netlab import netlab_app
 from distlion_lab.cli.plan import EXAMPLE as PLAN_EXAMPLE
 from distlion_lab.cli.plan import plan_command
 from distlion_lab.cli.train import EXAMPLE, train_command
@@ -26,7 +25,6 @@ app.command("train", cls=Command, epilog=EXAMPLE)(train_command)
 app.command("compare", cls=Command, epilog=COMPARE_EXAMPLE)(compare_command)
 app.command("plan", cls=Command, epilog=PLAN_EXAMPLE)(plan_command)
 app.command("doctor", cls=Command, epilog=DOCTOR_EXAMPLE)(doctor_command)
-app.add_typer(netlab_app, name="netlab")
 
 
 @app.callback()

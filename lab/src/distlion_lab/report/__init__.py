@@ -10,8 +10,6 @@ from distlion_lab.report.diagnosis_figure import draw_diagnosis_figure
 from distlion_lab.report.loss_figure import draw_loss_figure, read_record
 from distlion_lab.report.plan_figure import draw_plan_figure
 from distlion_lab.report.plan_page import write_plan_page
-from distlion_lab.report.sweep_figure import draw_sweep_figure
-from distlion_lab.report.sweep_table import tabulate_sweep
 
 __all__ = [
     "Comparison",
@@ -20,12 +18,10 @@ __all__ = [
     "draw_diagnosis_figure",
     "draw_loss_figure",
     "draw_plan_figure",
-    "draw_sweep_figure",
     "list_warnings",
     "read_comparison",
     "read_record",
     "tabulate_outcome",
-    "tabulate_sweep",
     "write_comparison_report",
     "write_plan_page",
 ]

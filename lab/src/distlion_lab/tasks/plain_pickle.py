@@ -1,5 +1,7 @@
 """Read a pickle as plain data: a small interpreter that looks up no name and calls nothing.
 
+``pickletools`` takes it apart into opcodes, which it never follows.
+
 Names, calls and states of a pickle become inert records. Only ``build_bytes_array`` knows one use
 of them, the pickle of a uint8 array, and builds the array from its bytes after a check.
 """
@@ -7,8 +9,10 @@ of them, the pickle of a uint8 array, and builds the array from its bytes after 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import pickletools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -17,8 +21,7 @@ import numpy.typing as npt
 from distlion.errors import DataError
 
 # A batch of 10,000 images takes at most 120,000 opcodes; each makes at most one small object.
-_MOST_OPCODES = 1 << 21
-_MOST_DIGITS = 20
+_MOST_OPCODES = 1 << 19
 _MOST_DIMS = 8
 
 
@@ -70,7 +73,7 @@ def read_plain_pickle(data: bytes) -> Any:
     Raises:
         DataError: The pickle is damaged, larger than any batch, or holds something else.
     """
-    return _Machine(_Source(data)).run()
+    return _Machine(data).run()
 
 
 def build_bytes_array(value: Any) -> npt.NDArray[np.uint8] | None:
@@ -115,107 +118,48 @@ def _refuse(why: str) -> NoReturn:
     raise DataError(why)
 
 
-class _Source:
-    """The bytes of a pickle, taken from front to back."""
-
-    def __init__(self, data: bytes) -> None:
-        self.n_bytes = len(data)
-        self._data = data
-        self._at = 0
-
-    def take(self, count: int) -> bytes:
-        end = self._at + count
-        if end > self.n_bytes:
-            _refuse("its pickle ends too early")
-        taken = self._data[self._at : end]
-        self._at = end
-        return taken
-
-    def unsigned(self, n_bytes: int) -> int:
-        return int.from_bytes(self.take(n_bytes), "little")
-
-    def signed(self, n_bytes: int) -> int:
-        return int.from_bytes(self.take(n_bytes), "little", signed=True)
-
-    def counted(self, n_bytes: int) -> bytes:
-        """Take a block with its length in the first ``n_bytes``."""
-        return self.take(self.unsigned(n_bytes))
-
-    def text(self, n_bytes: int) -> str:
-        return _decode(self.counted(n_bytes), "utf-8")
-
-    def line(self) -> bytes:
-        end = self._data.find(b"\n", self._at)
-        if end < 0:
-            _refuse("its pickle ends too early")
-        taken = self._data[self._at : end]
-        self._at = end + 1
-        return taken
-
-    def number(self) -> Any:
-        """Take a line with a number; protocols 0 and 1 write False and True as 00 and 01."""
-        digits = self.line().removesuffix(b"L")
-        if digits in (b"00", b"01"):
-            return digits == b"01"
-        if len(digits) > _MOST_DIGITS or not digits.removeprefix(b"-").isdigit():
-            _refuse("its pickle holds a malformed number")
-        return int(digits)
-
-
-def _decode(data: bytes, encoding: str) -> str:
-    try:
-        return data.decode(encoding)
-    except UnicodeDecodeError:
-        _refuse(f"its pickle holds a string that is not {encoding}")
-
-
 def _known(name: Name) -> Name:
     return name if name in _KNOWN else _refuse(f"its pickle asks for {str(name)[:100]!r}")
 
 
-# Opcodes that push one value, as pickletools describes them.
-_VALUES: Final[dict[bytes, Callable[[_Source], Any]]] = {
-    b"N": lambda source: None,
-    b"\x88": lambda source: True,
-    b"\x89": lambda source: False,
-    b"}": lambda source: {},
-    b"]": lambda source: [],
-    b")": lambda source: (),
-    b"I": _Source.number,
-    b"L": _Source.number,
-    b"J": lambda source: source.signed(4),
-    b"K": lambda source: source.unsigned(1),
-    b"M": lambda source: source.unsigned(2),
-    b"\x8a": lambda source: int.from_bytes(source.counted(1), "little", signed=True),
-    b"T": lambda source: source.counted(4),
-    b"U": lambda source: source.counted(1),
-    b"B": lambda source: source.counted(4),
-    b"C": lambda source: source.counted(1),
-    b"\x8e": lambda source: source.counted(8),
-    b"\x96": lambda source: source.counted(8),
-    b"V": lambda source: _decode(source.line(), "raw_unicode_escape"),
-    b"X": lambda source: source.text(4),
-    b"\x8c": lambda source: source.text(1),
-    b"\x8d": lambda source: source.text(8),
-    b"c": lambda source: _known(
-        Name(_decode(source.line(), "utf-8"), _decode(source.line(), "utf-8"))
-    ),
+# Opcodes by the names that pickletools has for them: those that push something new, what follows
+# them, or a string of Python 2; and those about the format.
+_MADE: Final[dict[str, Callable[[], Any]]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
 }
-# Opcodes about the pickle's format, with the number of bytes that follow.
-_NOTES: Final = {b"\x80": 1, b"\x95": 8}
-_PUT: Final[dict[bytes, Callable[[_Source], int]]] = {
-    b"p": _Source.number,
-    b"q": lambda source: source.unsigned(1),
-    b"r": lambda source: source.unsigned(4),
-}
-_GET: Final = {b"g": _PUT[b"p"], b"h": _PUT[b"q"], b"j": _PUT[b"r"]}
+_NUMBERS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1")
+_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
+_TEXTS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
+_GIVEN: Final = {*_NUMBERS, *_BYTES, *_TEXTS}
+_OLD: Final = {"BINSTRING", "SHORT_BINSTRING"}
+_NOTES: Final = {"PROTO", "FRAME"}
+_PUT: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
+_GET: Final = {"GET", "BINGET", "LONG_BINGET"}
+
+
+def _read_opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield the opcodes in front of the last one, each with what follows it."""
+    opcodes = pickletools.genops(data)
+    try:
+        for opcode, argument, _ in islice(opcodes, _MOST_OPCODES):
+            if opcode.name == "STOP":
+                return
+            yield opcode.name, argument
+    except ValueError as error:
+        raise DataError(f"its pickle is damaged: {str(error)[:100]}") from error
+    _refuse(f"its pickle has more than {_MOST_OPCODES:,} opcodes")
 
 
 @dataclass
 class _Machine:
     """The interpreter's state: a stack, the stacks set aside at marks, and the memo."""
 
-    source: _Source
+    data: bytes
     stack: list[Any] = field(default_factory=list)
     below: list[list[Any]] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
@@ -223,23 +167,29 @@ class _Machine:
 
     def run(self) -> Any:
         """Follow the opcodes to the end."""
-        for _ in range(_MOST_OPCODES):
-            opcode = self.source.take(1)
-            if opcode == b".":
-                return self.pop()
-            if opcode in _VALUES:
-                self.push(_VALUES[opcode](self.source))
-            elif opcode in _NOTES:
-                self.source.take(_NOTES[opcode])
-            elif opcode in _PUT:
-                self.memo[_PUT[opcode](self.source)] = self.top()
-            elif opcode in _GET:
-                self.push(self._recall(_GET[opcode](self.source)))
-            elif opcode in _STEPS:
-                _STEPS[opcode](self)
-            else:
-                _refuse(f"its pickle holds opcode 0x{opcode.hex()}, which no plain data needs")
-        _refuse(f"its pickle has more than {_MOST_OPCODES:,} opcodes")
+        for name, argument in _read_opcodes(self.data):
+            if name in _STEPS:
+                _STEPS[name](self)
+            elif name in _PUT:
+                self.memo[argument] = self.top()
+            elif name in _GET:
+                self.push(self._recall(argument))
+            elif name not in _NOTES:
+                self.push(self._make(name, argument))
+        return self.pop()
+
+    def _make(self, name: str, argument: Any) -> Any:
+        if name in _MADE:
+            return _MADE[name]()
+        if name in _GIVEN:
+            return argument
+        if name in _OLD:
+            return argument.encode("latin1")
+        if name == "BYTEARRAY8":
+            return bytes(argument)
+        if name == "GLOBAL":
+            return _known(Name(*argument.split(" ", 1)))
+        _refuse(f"its pickle holds opcode {name}, which no plain data needs")
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -310,7 +260,7 @@ class _Machine:
             case _:
                 _refuse("its pickle holds malformed bytes")
         # A pickle may recall one text many times.
-        if self.n_encoded > self.source.n_bytes:
+        if self.n_encoded > len(self.data):
             _refuse("its pickle holds more bytes than its file")
         try:
             return text.encode("latin1")
@@ -328,20 +278,20 @@ def _is_key(key: Any) -> bool:
     return type(key) in (bytes, str)
 
 
-_STEPS: Final[dict[bytes, Callable[[_Machine], None]]] = {
-    b"\x94": _Machine.memoize,
-    b"(": _Machine.mark,
-    b"a": lambda machine: machine.extend([machine.pop()]),
-    b"e": lambda machine: machine.extend(machine.pop_to_mark()),
-    b"s": lambda machine: machine.set_items([machine.pop(), machine.pop()][::-1]),
-    b"u": lambda machine: machine.set_items(machine.pop_to_mark()),
-    b"l": lambda machine: machine.push(machine.pop_to_mark()),
-    b"t": lambda machine: machine.push(tuple(machine.pop_to_mark())),
-    b"d": _Machine.make_dict,
-    b"\x85": lambda machine: machine.make_tuple(1),
-    b"\x86": lambda machine: machine.make_tuple(2),
-    b"\x87": lambda machine: machine.make_tuple(3),
-    b"\x93": _Machine.name,
-    b"R": _Machine.call,
-    b"b": _Machine.set_state,
+_STEPS: Final[dict[str, Callable[[_Machine], None]]] = {
+    "MEMOIZE": _Machine.memoize,
+    "MARK": _Machine.mark,
+    "APPEND": lambda machine: machine.extend([machine.pop()]),
+    "APPENDS": lambda machine: machine.extend(machine.pop_to_mark()),
+    "SETITEM": lambda machine: machine.set_items([machine.pop(), machine.pop()][::-1]),
+    "SETITEMS": lambda machine: machine.set_items(machine.pop_to_mark()),
+    "LIST": lambda machine: machine.push(machine.pop_to_mark()),
+    "TUPLE": lambda machine: machine.push(tuple(machine.pop_to_mark())),
+    "DICT": _Machine.make_dict,
+    "TUPLE1": lambda machine: machine.make_tuple(1),
+    "TUPLE2": lambda machine: machine.make_tuple(2),
+    "TUPLE3": lambda machine: machine.make_tuple(3),
+    "STACK_GLOBAL": _Machine.name,
+    "REDUCE": _Machine.call,
+    "BUILD": _Machine.set_state,
 }

@@ -38,7 +38,6 @@ from distlion_lab.training.name_parts import (
     split_name,
 )
 from distlion_lab.training.periodic import PERIODIC_NAMES, find_periodic
-from distlion_lab.training.weighed_votes import WEIGHED
 from distlion_lab.training.workers import LION_BETAS, VirtualVoting, VoteOptions, VotingWorker
 
 RECIPE = "majority-cautious-betas-90-95"
@@ -52,7 +51,7 @@ def find_method(name: str) -> Method:
         InvalidArgumentError: There is none, or its momenta cannot be averaged in this way, or its
             rule cannot vote on orthogonalized directions.
     """
-    method = find_mean(name) or find_periodic(name) or WEIGHED.get(name) or _find_vote(name)
+    method = find_mean(name) or find_periodic(name) or _find_vote(name)
     if method is None:
         # Capital letters in a pattern are placeholders.
         known = [RECIPE, *_list_plain_votes(), *(each for each in METHOD_NAMES if each.islower())]
@@ -204,7 +203,6 @@ METHOD_NAMES = (
     _LION_CUB,
     *(f"RULE-sync-{how}" for how in _SYNC_NAMES),
     *PERIODIC_NAMES,
-    *WEIGHED,
     *MEANS,
     *(f"{name}-betas-A-B" for name in WITH_BETAS),
     *_VARIANT_MEANS,

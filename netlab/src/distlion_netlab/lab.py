@@ -1,0 +1,237 @@
+"""A lab: hosts on one machine, joined by a bridge, with a rate for each link, and a latency."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from distlion.errors import InvalidArgumentError, NetlabError
+from distlion.signals import deferred_signals
+from distlion_lab.training.processes import leaving_in_order
+from distlion_netlab.lab_plan import LabPlan
+from distlion_netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
+from distlion_netlab.state import LabState, list_states, read_state
+from distlion_netlab.switch import check_latency, find_switch, start_switch, stop_switch
+from distlion_netlab.wires import (
+    Counters,
+    Wires,
+    check_names_free,
+    check_rights,
+    create_namespaces,
+    list_processes,
+    remove_namespaces,
+)
+
+
+class Lab:
+    """Make hosts in network namespaces of their own, each with one interface, ``eth0``.
+
+    The bridge is in a namespace too, so the machine's own interfaces stay as they are.
+    A lab is removed when its ``with`` block is left, also by Ctrl-C, SIGTERM and SIGHUP. Otherwise
+    it is removed when it is collected or the interpreter ends. A killed process leaves its lab
+    behind; making the next lab removes it.
+
+    Args:
+        n_hosts: Number of hosts, 1 to 250; host i has the address 10.77.0.(i + 1).
+        rates: One rate for all hosts, as in "100mbit", "unlimited" or, up and down,
+            "100mbit/20mbit"; or one for each, as in "1gbit,1gbit,1gbit,100mbit".
+        latency_s: Seconds that a frame takes from any host to another, 0.001 to 10, or longer on
+            busy cores: a process forwards frames in place of the bridge. 0 is for none.
+        name: Name of the lab; None for a random one.
+        stays: True if the lab stays after this process, until ``remove_lab``.
+
+    Raises:
+        InvalidArgumentError: A rate, the latency, name or number of hosts is wrong.
+        NetlabError: No root rights, no Linux, the name is taken, or the kernel refuses.
+
+    Example:
+        >>> with Lab(4, "100mbit") as lab:
+        ...     run_command(lab, ["python", "train.py"])
+        ...     lab.set_rates("1gbit")
+    """
+
+    def __init__(
+        self,
+        n_hosts: int,
+        rates: str = UNLIMITED,
+        *,
+        latency_s: float = 0.0,
+        name: str | None = None,
+        stays: bool = False,
+    ) -> None:
+        check_latency(latency_s)
+        plan = LabPlan(secrets.token_hex(4) if name is None else name, n_hosts)
+        parsed = parse_host_rates(rates, n_hosts)
+        check_rights()
+        remove_abandoned_labs()
+        state = LabState.of(plan, stays=stays, latency_s=latency_s)
+        check_names_free(plan)
+        state.claim()
+        removal = weakref.finalize(self, _remove, state, os.getpid())
+        self._remove: Callable[[], object] = removal
+        try:
+            create_namespaces(plan)
+            self._attach(plan)
+            self._wires.build(joins=not latency_s)
+            if latency_s:
+                start_switch(plan, latency_s, stays=stays)
+            self._wires.set_rates(parsed)
+        except BaseException:
+            self.close()
+            raise
+        if stays:
+            removal.detach()
+
+    def _attach(self, plan: LabPlan) -> None:
+        self.plan = plan
+        self._wires = Wires(plan)
+        self._close_wires = weakref.finalize(self, _close, self._wires, os.getpid())
+
+    @classmethod
+    def find(cls, name: str) -> Lab:
+        """Find a lab that stays; closing it leaves the lab in place.
+
+        Raises:
+            NetlabError: There is no such lab, or the process that forwards its packets is gone.
+        """
+        check_rights()
+        state = read_state(name)
+        if state.latency_s and not find_switch(state.plan):
+            raise NetlabError(
+                f"the process that forwards packets of lab {name!r} is gone: distlion netlab down "
+                f"--name {name}, then up"
+            )
+        lab = cls.__new__(cls)
+        lab._remove = _keep
+        lab._attach(state.plan)
+        return lab
+
+    def __enter__(self) -> Lab:
+        self._signals = leaving_in_order()
+        self._signals.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        self._signals.__exit__(None, None, None)
+
+    @property
+    def name(self) -> str:
+        """The lab's name."""
+        return self.plan.name
+
+    @property
+    def n_hosts(self) -> int:
+        """The number of hosts."""
+        return self.plan.n_hosts
+
+    def set_rates(self, rates: str) -> None:
+        """Change the rates, in the constructor's format; connections stay.
+
+        Raises:
+            InvalidArgumentError: A rate is wrong.
+            NetlabError: The kernel refuses.
+        """
+        self._wires.set_rates(parse_host_rates(rates, self.n_hosts))
+
+    def read_buckets(self) -> list[tuple[TokenBucket | None, TokenBucket | None]]:
+        """Read each host's limits, up and down, back from the kernel; None is unlimited."""
+        return self._wires.read_buckets()
+
+    def set_link(self, host: int, *, up: bool) -> None:
+        """Plug in a host's cable, or pull it.
+
+        Raises:
+            InvalidArgumentError: There is no such host.
+            NetlabError: The kernel refuses.
+        """
+        if not 0 <= host < self.n_hosts:
+            raise InvalidArgumentError(f"host {host}: expected 0 to {self.n_hosts - 1}")
+        self._wires.set_link(host, up=up)
+
+    def read_counters(self) -> list[Counters]:
+        """Read the traffic of each host's interface since the lab was made."""
+        return self._wires.read_counters()
+
+    @deferred_signals("the end of a lab", gives_way=False)
+    def close(self) -> None:
+        """Remove the lab, unless it stays or belongs to another process; may be called twice."""
+        if hasattr(self, "_close_wires"):
+            self._close_wires()
+        self._remove()
+
+
+def remove_lab(name: str) -> list[int]:
+    """Remove a lab that stays, or that an ended process left behind.
+
+    Returns:
+        Processes that still run inside, now without a network.
+
+    Raises:
+        NetlabError: There is no such lab, or the kernel refuses.
+    """
+    check_rights()
+    state = read_state(name)
+    running = set(list_processes(state.plan)) - set(find_switch(state.plan))
+    _remove(state, os.getpid())
+    return sorted(running)
+
+
+def remove_abandoned_labs() -> None:
+    """Remove the labs that have outlived their owner process."""
+    for state in list_states():
+        if state.is_abandoned:
+            _remove(state, os.getpid())
+
+
+# A forked child inherits the finalizers, but not the lab.
+
+
+def _close(wires: Wires, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        wires.close()
+
+
+def _remove(state: LabState, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        if state.latency_s:
+            stop_switch(state.plan)
+        remove_namespaces(state.plan)
+        state.forget()
+
+
+def _keep() -> None:
+    """Remove nothing."""
+
+
+@contextlib.contextmanager
+def temporary_or_named(
+    name: str | None, n_hosts: int, rates: str | None, *, latency_s: float = 0.0
+) -> Iterator[Lab]:
+    """Find a lab by name, or make one for the time of a ``with`` block.
+
+    Args:
+        name: Name of a lab that stays; None makes a new one.
+        n_hosts: Number of hosts of a new lab.
+        rates: Rates to set; None keeps the rates of a lab that stays, and leaves a new one
+            unlimited.
+        latency_s: Latency of a new lab.
+    """
+    with (
+        leaving_in_order(),  # also while the lab is made
+        Lab(n_hosts, rates or UNLIMITED, latency_s=latency_s)
+        if name is None
+        else Lab.find(name) as lab,
+    ):
+        if name is not None and rates is not None:
+            lab.set_rates(rates)
+        yield lab
