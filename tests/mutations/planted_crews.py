@@ -335,11 +335,4 @@ CREW_MUTATIONS = (
         "is_ours = True",
         ADMISSION,
     ),
-    Mutation(
-        "crew: each epoch measures the link",
-        "peers/routing.py",
-        "        if self._ranks.roster.epoch:\n",
-        "        if False:\n",
-        FOUND,
-    ),
 )

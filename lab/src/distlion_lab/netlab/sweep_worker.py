@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distlion.wire import Gloo, LinkModel, Transport, probe_link
+from distlion.wire import Gloo, LinkModel, Transport
 from distlion_lab.netlab.calls import Answer, Block, Call
 from distlion_lab.netlab.lab_run import LabRun, start_run
 from distlion_lab.netlab.workload import Workload
 from distlion_lab.planning import Machine, measure_kernels
+from distlion_lab.planning.probe import probe_link
 
 _PROBE_TIMEOUT_S = 60.0
 _COUNTERS = Path("/proc/self/net/snmp")
