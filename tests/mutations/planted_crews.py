@@ -357,11 +357,4 @@ CREW_MUTATIONS = (
         "        else:\n            self._leave(error)\n",
         LEFT,
     ),
-    Mutation(
-        "crew: each epoch measures the link",
-        "peers/routing.py",
-        "        if self._ranks.roster.epoch:\n",
-        "        if False:\n",
-        FOUND,
-    ),
 )

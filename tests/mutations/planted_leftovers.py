@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-PROBE = ("wire/test_probe.py",)
+PROBE = ("lab/planning/test_probe.py",)
 
 INPUTS = ("step/test_inputs_of_a_step.py",)
 BUFFERS = ("distributed/test_buffers.py",)
@@ -115,22 +115,29 @@ SHARED = (
         ("lab/training/test_local_workers.py",),
     ),
     Mutation(
+        "a pattern is chosen as if rounds took no time",
+        "wire/cost.py",
+        "TYPICAL_LINK = LinkModel(latency_s=1e-3, ",
+        "TYPICAL_LINK = LinkModel(latency_s=0.0, ",
+        ("wire/test_choice.py",),
+    ),
+    Mutation(
         "the probe of a link ends before TCP is up to speed",
-        "wire/probe.py",
+        "lab/planning/probe.py",
         "while not models or 4 * wanted_bytes >= 5 * chunk_bytes:",
         "while not models:",
         PROBE,
     ),
     Mutation(
         "the probe of a link takes no longer where latency is high",
-        "wire/probe.py",
+        "lab/planning/probe.py",
         "_TARGET_ROUNDS = 4",
         "_TARGET_ROUNDS = 0",
         PROBE,
     ),
     Mutation(
         "the probe of a rank alone is short where latency is high",
-        "wire/probe.py",
+        "lab/planning/probe.py",
         "target_s = max(_ALONE_TARGET_S, _TARGET_ROUNDS * combined.latency_s)",
         "target_s = _ALONE_TARGET_S",
         PROBE,

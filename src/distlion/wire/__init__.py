@@ -7,7 +7,6 @@ from distlion.wire.gloo import Gloo
 from distlion.wire.groups import find_start
 from distlion.wire.parameter_server import ParameterServer
 from distlion.wire.pattern import Exchange
-from distlion.wire.probe import probe_link
 from distlion.wire.registry import PATTERNS
 from distlion.wire.transport import MOST_BYTES_AT_ONCE, ByteCount, Transport
 
@@ -26,6 +25,5 @@ __all__ = [
     "Transport",
     "find_start",
     "payload_share",
-    "probe_link",
     "wire_bytes",
 ]
