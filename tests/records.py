@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from distlion import MajorityVote
 from distlion.layout import place_parameters
-from distlion.step.make import Make
-from distlion.step.param import VotingParam
+from distlion.step.param import Make, VotingParam
 
 
 def make_records(

@@ -31,7 +31,7 @@ keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 assert "listens" in keeper.stdout.readline()
 from distlion.crew.rendezvous import Rendezvous
 def connect():
-    return Rendezvous("127.0.0.1", run_id="run", secret="secret", min_workers=2, max_workers=2)
+    return Rendezvous("127.0.0.1:29400", run_id="run", secret="secret", min_workers=2, max_workers=2)
 ends, places = [connect(), connect()], []
 def join(end):
     places.append(end.join(60, 0).place)
@@ -75,6 +75,7 @@ def test_a_name_server_that_falls_silent_does_not_end_a_crew(tmp_path: Path) -> 
         timeout=150,
     )
     said = done.stdout + done.stderr
+    assert done.returncode == 0, said
     _, answered, unanswered, _, *places = done.stdout.splitlines()[-1].split(" ", 4)
     assert places == ["[0, 1]"], said
     assert int(answered) >= 9, said  # the store's own, and both ends of two workers' connections

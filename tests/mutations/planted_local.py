@@ -92,7 +92,7 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "the outer momentum of one worker moves a parameter that is not finite",
-        "local/outer_stage.py",
+        "local/outer_step.py",
         "[n for n, each in enumerate(segments) if each.grad is not None]",
         "[n for n, each in enumerate(segments)]",
         ALONE,
@@ -148,14 +148,14 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a worker that overflows leaves out the count of its step",
-        "local/inner_step.py",
+        "local/inner_state.py",
         "        return None\n    if scale",
         "        raise FloatingPointError\n    if scale",
         ALONE,
     ),
     Mutation(
         "gradients are unscaled by nobody",
-        "local/inner_step.py",
+        "local/inner_state.py",
         "param.grad.mul_(factor.to(param.grad.device))",
         "pass",
         ALONE,
@@ -288,14 +288,14 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "what keeps one worker from a vote is heard by none",
-        "local/outer_stage.py",
+        "local/outer_step.py",
         "return inputs.refused(self._problem)",
         "return inputs",
         REFUSED,
     ),
     Mutation(
         "workers vote a call of step() apart",
-        "local/outer_stage.py",
+        "local/outer_step.py",
         'f"calls of step() so far: {self._calls}"',
         '"calls of step()"',
         REFUSED,

@@ -14,7 +14,7 @@ FILES = ("checkpoint/test_local_steps_saved.py",)
 LOCAL_PARTS = (
     Mutation(
         "coins of a part are numbered by all votes",
-        "local/outer_stage.py",
+        "local/outer_step.py",
         "number = inputs.header.step // self._n_parts",
         "number = inputs.header.step",
         REAL_PARTS,
@@ -56,14 +56,14 @@ LOCAL_PARTS = (
     ),
     Mutation(
         "a part takes a tensor more than its share",
-        "local/parts.py",
+        "local/outer_step.py",
         "n_open * (2 * held + size) > 2 * left",
         "n_open * held >= left",
         VIRTUAL_PARTS,
     ),
     Mutation(
         "the last parts may be empty",
-        "local/parts.py",
+        "local/outer_step.py",
         "is_closer_without or n_left < n_open",
         "is_closer_without",
         VIRTUAL_PARTS,

@@ -54,7 +54,7 @@ SHARDED_LOCAL = (
     ),
     Mutation(
         "a step by which torch creates state is a local step",
-        "local/inner_step.py",
+        "local/inner_state.py",
         "    return frame is not None",
         "    return False",
         REFUSED,

@@ -10,8 +10,7 @@ from distlion.failures import Status
 from distlion.kernels import Coefficients, Coins, Segment, choose_kernels
 from distlion.layout import BucketLayout, Slot
 from distlion.step.bucket import Bucket
-from distlion.step.make import Make
-from distlion.step.param import VotingParam
+from distlion.step.param import Make, VotingParam
 from distlion.votes import Aggregation, Roster
 from distlion.votes.bucket_vote import make_worker_state
 from distlion.wire import Exchange

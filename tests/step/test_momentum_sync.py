@@ -10,8 +10,8 @@ import torch
 from distlion import MomentumSync
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.step import momentum
+from distlion.step.diagnostics import draw_sample, measure_coherence
 from distlion.step.momentum import MomentumRows, MomentumSchedule
-from distlion.step.sample import draw_sample, measure_coherence
 from records import make_records
 
 RECORDS = make_records([2, 3, 5], ["layers.0.attn.weight", "layers.0.mlp.weight", "head.weight"])

@@ -13,7 +13,7 @@ import delta_oracle
 import distlion
 import matrix
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.local.parts import divide
+from distlion.local.outer_step import divide
 from distlion.votes import Aggregation
 from drawn import make_params
 from local_runs import (

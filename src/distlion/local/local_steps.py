@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo
 from distlion.errors import CheckpointError
 from distlion.local.arguments import Schedule
 from distlion.local.around import AroundInner, Inner
-from distlion.local.inner_step import do_inner_step, is_creating_state
+from distlion.local.inner_state import do_inner_step, is_creating_state
 from distlion.local.outer_step import OuterStep
 from distlion.local.sharded_state import export_sharded_state, has_sharded_form, load_sharded_state
 from distlion.local.state import CALL, export_local_state, load_local_state

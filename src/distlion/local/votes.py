@@ -14,8 +14,7 @@ from distlion.local.arguments import Schedule, find_common_device
 from distlion.local.around import undoing_groups
 from distlion.local.inner_state import reset_broken
 from distlion.local.late_vote import LateVote
-from distlion.local.outer_stage import OuterStage
-from distlion.local.outer_step import OuterStep
+from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import (
     LocalPairs,
     Pairs,

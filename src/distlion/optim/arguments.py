@@ -12,8 +12,7 @@ from torch.nn.parameter import is_lazy
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.kernels.orthogonal import matrix_shape
-from distlion.step.memory import check_own_memory, check_shared_memory
-from distlion.step.param import is_dtensor, local_tensor
+from distlion.step.param import check_own_memory, check_shared_memory, is_dtensor, local_tensor
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.masked import MaskedVote
 

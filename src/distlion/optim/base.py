@@ -48,9 +48,8 @@ from distlion.peers.fingerprint import FixedGroups
 from distlion.peers.ownership import MomentumOwnership
 from distlion.step.agreement import AGREEMENT_KEY
 from distlion.step.hyperparameters import GroupReader, check_hyperparameters, check_step, read_step
-from distlion.step.make import Make
 from distlion.step.nodes import NodePieces
-from distlion.step.param import VotingParam, is_dtensor
+from distlion.step.param import Make, VotingParam, is_dtensor
 from distlion.step.settings import Settings
 from distlion.step.shard_pieces import OwnShards, ShardPieces
 from distlion.step.stage import Stage

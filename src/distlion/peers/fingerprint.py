@@ -11,8 +11,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.step.hyperparameters import describe_hyperparameters, describe_steps
-from distlion.step.make import describe_make
-from distlion.step.param import VotingParam, is_dtensor
+from distlion.step.param import VotingParam, describe_make, is_dtensor
 
 
 def digest_lines(lines: Sequence[str]) -> bytes:

@@ -14,8 +14,7 @@ from distlion.local.arguments import Schedule
 from distlion.local.around import Inner, check_inner
 from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.late_vote import move_on
-from distlion.local.outer_stage import OuterStage
-from distlion.local.outer_step import OuterStep
+from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import copy_to_common, find_delta
 from distlion.step.newcomers import Newcomers
 from distlion.step.traffic import Traffic
