@@ -31,7 +31,8 @@ keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 assert "listens" in keeper.stdout.readline()
 from distlion.crew.rendezvous import Rendezvous
 def connect():
-    return Rendezvous("127.0.0.1:29400", run_id="run", secret="secret", min_workers=2, max_workers=2)
+    numbers = {"min_workers": 2, "max_workers": 2}
+    return Rendezvous("127.0.0.1:29400", run_id="run", secret="secret", **numbers)
 ends, places = [connect(), connect()], []
 def join(end):
     places.append(end.join(60, 0).place)
