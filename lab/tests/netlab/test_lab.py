@@ -9,7 +9,8 @@ import textwrap
 
 import pytest
 
-from distlion.errors import InvalidArgumentError, NetlabError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import NetlabError
 from distlion_lab.netlab import (
     Lab,
     TokenBucket,

@@ -1,7 +1,7 @@
 import pytest
 from matplotlib import image
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.report import draw_sweep_figure, tabulate_sweep
 
 

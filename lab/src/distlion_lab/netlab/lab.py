@@ -9,8 +9,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from distlion.errors import InvalidArgumentError, NetlabError
+from distlion.errors import InvalidArgumentError
 from distlion.signals import deferred_signals
+from distlion_lab.errors import NetlabError
 from distlion_lab.netlab.lab_plan import LabPlan
 from distlion_lab.netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
 from distlion_lab.netlab.state import LabState, list_states, read_state

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from distlion import __version__
-from distlion.errors import InvalidArgumentError, MissingDependencyError, NetlabError
+from distlion.errors import InvalidArgumentError, MissingDependencyError
 from distlion.wire import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
+from distlion_lab.errors import NetlabError
 from distlion_lab.netlab.fleet import Fleet
 from distlion_lab.netlab.lab import Lab
 from distlion_lab.netlab.link_rate import UNLIMITED, parse_host_rates
