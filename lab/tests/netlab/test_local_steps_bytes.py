@@ -8,8 +8,9 @@ import textwrap
 
 import pytest
 
-from distlion.wire import ByteCount, wire_bytes
+from distlion.wire import ByteCount
 from distlion_lab.netlab import Lab, run_command
+from distlion_lab.planning.line import wire_bytes
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.usefixtures("namespaces_work")]
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import GPT2Config
 
 from distlion.optim import DistributedLion, Lion
-from distlion.wire import wire_bytes
 from distlion_lab.baselines import compress_gradients, wrap_in_ddp
 from distlion_lab.netlab.device import EmulatedModel
 from distlion_lab.netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, parse_vote
 from distlion_lab.netlab.rehearsal import is_trying_overlap, rehearse_step
 from distlion_lab.netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
+from distlion_lab.planning.line import wire_bytes
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion_lab.tasks.models import build_language_model
 

@@ -17,7 +17,7 @@ import torch
 
 from distlion import __version__
 from distlion.errors import InvalidArgumentError, MissingDependencyError
-from distlion.wire import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
+from distlion.wire import LinkModel
 from distlion_lab.errors import NetlabError
 from distlion_lab.netlab.fleet import Fleet
 from distlion_lab.netlab.lab import Lab
@@ -41,6 +41,7 @@ from distlion_lab.netlab.traffic import (
     read_busy_s,
 )
 from distlion_lab.netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
+from distlion_lab.planning.line import ETHERNET_BYTES, ETHERNET_MTU
 from distlion_lab.training.processes import leaving_in_order
 
 FORMAT = 2
