@@ -14,7 +14,8 @@ import pytest
 import distlion
 from distlion import __main__ as program
 from distlion.command_line import FAILED, INTERRUPTED, MISUSED, shown_failures
-from distlion.errors import DataError, InvalidArgumentError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import DataError
 
 RAN: list[list[str]] = []
 

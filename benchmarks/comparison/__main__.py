@@ -27,8 +27,8 @@ from typing import Any
 from claims import GAIN, MATCH, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
-from distlion.wire import LinkModel
 from distlion_lab.planning import count_cores, parse_rate
+from distlion_lab.planning.line import model_line
 from distlion_lab.report import read_comparison
 from distlion_lab.report.comparison import Comparison
 from distlion_lab.report.comparison_report import build_report
@@ -76,7 +76,7 @@ def run_part(part: Part, data: str | None, args: argparse.Namespace, command: st
         command=command,
         observe=Reporter(part),
     )
-    link = LinkModel.of_line(parse_rate(RATE), latency_s=LATENCY_S)
+    link = model_line(parse_rate(RATE), latency_s=LATENCY_S)
     results = args.results / part.name
     results.mkdir(parents=True, exist_ok=True)
     comparison = read_comparison(folder)

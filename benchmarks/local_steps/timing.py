@@ -23,7 +23,7 @@ from lab_host import Job
 from laboratory import save
 from runs import RunConfig
 
-from distlion.errors import WorkerFailedError
+from distlion_lab.errors import WorkerFailedError
 from distlion_netlab import Lab, run_command
 from distlion_netlab.link_rate import UNLIMITED
 from distlion_netlab.sweep import read_conditions

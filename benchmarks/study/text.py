@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from scoring import Result, ScoredTask, predict
 from torch import Tensor, nn
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.base import digest_arrays, seeded_generator
 
 VALIDATION_BOOKS = ("Roughing It", "The Moonstone")

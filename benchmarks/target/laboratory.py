@@ -16,7 +16,7 @@ from cells import choose_rate
 from host import Job
 from settings import HOSTS, make_cell
 
-from distlion.errors import WorkerFailedError
+from distlion_lab.errors import WorkerFailedError
 from distlion_netlab import Lab, run_command
 from distlion_netlab.sweep import read_conditions
 

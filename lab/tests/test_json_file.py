@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from distlion.errors import DataError
 from distlion_lab import json_file
+from distlion_lab.errors import DataError
 from distlion_lab.json_file import columns, fields, number, optional, read_json, row, text, whole
 
 

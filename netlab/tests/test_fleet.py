@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from distlion.errors import NetlabError, WorkerFailedError
+from distlion_lab.errors import NetlabError, WorkerFailedError
 from distlion_netlab import Lab, VectorWorkload
 from distlion_netlab.fleet import Fleet
 

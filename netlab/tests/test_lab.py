@@ -9,7 +9,8 @@ import textwrap
 
 import pytest
 
-from distlion.errors import InvalidArgumentError, NetlabError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import NetlabError
 from distlion_netlab import (
     Lab,
     TokenBucket,

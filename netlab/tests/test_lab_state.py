@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from distlion.errors import NetlabError
+from distlion_lab.errors import NetlabError
 from distlion_netlab import LabPlan, LabState, list_states, read_state, state
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from distlion.errors import InvalidArgumentError, NetlabError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import NetlabError
 from distlion_netlab import (
     Lab,
     LabPlan,

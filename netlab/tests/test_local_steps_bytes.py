@@ -8,7 +8,8 @@ import textwrap
 
 import pytest
 
-from distlion.wire import ByteCount, wire_bytes
+from distlion.wire import ByteCount
+from distlion_lab.planning.line import wire_bytes
 from distlion_netlab import Lab, run_command
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.usefixtures("namespaces_work")]

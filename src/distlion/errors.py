@@ -6,8 +6,6 @@ that PyTorch would raise in its place, so that existing handlers keep working.
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class DistlionError(Exception):
     """Base class of every exception that distlion raises.
@@ -38,28 +36,6 @@ class DeviceError(DistlionError, RuntimeError):
 
 class MissingDependencyError(DistlionError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
-
-
-class DataError(DistlionError, ValueError):
-    """A data set, or a file of one, cannot be used."""
-
-
-class UnwrittenRunError(DistlionError, OSError):
-    """A run has ended, and a file of its folder cannot be written.
-
-    Attributes:
-        record: The run's record, for a caller that can save it elsewhere.
-        is_record_written: Whether ``record.json`` was written nevertheless.
-    """
-
-    def __init__(self, message: str, *, record: Any, is_record_written: bool) -> None:
-        super().__init__(message)
-        self.record = record
-        self.is_record_written = is_record_written
-
-
-class WorkerFailedError(DistlionError, RuntimeError):
-    """A worker process that distlion started has died."""
 
 
 class CheckpointError(DistlionError, ValueError):
@@ -193,7 +169,3 @@ class DisagreeingWorkersWarning(UserWarning):
     def __init__(self, message: str, *, workers: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.workers = workers
-
-
-class NetlabError(DistlionError, RuntimeError):
-    """A lab of network namespaces cannot be made, found or used."""

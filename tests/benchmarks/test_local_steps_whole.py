@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distlion.errors import WorkerFailedError
+from distlion_lab.errors import WorkerFailedError
 from local_study import Archive, best_at, imported_study, with_all
 
 pytest.importorskip("matplotlib")

@@ -31,7 +31,7 @@ pytest.importorskip("pyroute2")
 
 from pyroute2 import IPRoute
 
-from distlion.errors import NetlabError
+from distlion_lab.errors import NetlabError
 from distlion_netlab import Lab
 from distlion_netlab.lab_plan import INTERFACE, LabPlan
 from distlion_netlab.wires import Wires, check_rights

@@ -12,9 +12,9 @@ import distlion
 import matrix
 from cluster import run_workers
 from distlion import errors, faults
-from distlion.optim import is_trying_overlap, rehearse_step
 from distlion.virtual import VirtualCluster
 from distlion.wire import Exchange
+from distlion_netlab.rehearsal import is_trying_overlap, rehearse_step
 from drawn import draw_grads, make_params, set_grads
 from failures import caught, make_optimizer, params_of
 

@@ -8,7 +8,7 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion import errors
-from distlion.optim import rehearse_step
+from distlion_netlab.rehearsal import rehearse_step
 from failures import Caught, assert_all_raised, caught, make_optimizer, set_grads
 
 pytestmark = pytest.mark.distributed

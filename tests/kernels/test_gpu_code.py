@@ -15,7 +15,7 @@ from programs import BENCHMARKS, imported_modules
 if INTERPRETS:
     pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
 triton = pytest.importorskip("triton")
-variants = pytest.importorskip("distlion.kernels.gpu.variants")
+variants = pytest.importorskip("distlion_lab.kernel_variants")
 launch = pytest.importorskip("distlion.kernels.gpu.launch")
 
 VARIANTS = list(variants.list_variants())

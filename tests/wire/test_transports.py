@@ -12,14 +12,11 @@ from torch import Tensor
 
 from cluster import run_workers
 from distlion.errors import StepMismatchError, StepTimeoutError
-from distlion.votes import Roster
 from distlion.wire import ByteCount, Gloo, Transport
-from distlion.wire.groups import own_group
 from distlion.wire.memory import Memory, connect_in_memory
 from distlion.wire.transport import Transfer
 
 N_WORKERS, N_BYTES = 3, 70_000
-STAYS = Roster(ids=(0, 2), owners=(0, 2), weights=(1, 1), epoch=5)
 Seen: TypeAlias = list[tuple[str, ByteCount, Tensor]]
 
 
@@ -74,34 +71,9 @@ def finish(
     return name, transport.counted, out.clone()
 
 
-def use_gloo(rank: int, world_size: int) -> tuple[Seen, Seen]:
-    """Use a transport, and that of those who stay; the other one has none."""
+def use_gloo(rank: int, world_size: int) -> Seen:
     transport = Gloo(dist.group.WORLD, timeout_s=30.0)  # type: ignore[arg-type]
-    seen = [finish(transport, begun) for begun in use(transport)]
-    if rank not in STAYS.ids:
-        return seen, []
-    smaller = transport.reconfigure(STAYS)
-    assert smaller.ranks == STAYS.ids
-    return seen, [finish(smaller, begun) for begun in use(smaller)]
-
-
-def go_on_twice(rank: int, world_size: int) -> list[int]:
-    """Leave a group of our own for a smaller one, and that for one without others."""
-    workers = own_group(dist.group.WORLD, name="workers", timeout_s=30.0)  # type: ignore[arg-type]
-    if rank not in STAYS.ids:
-        return []
-    smaller = Gloo(workers, timeout_s=30.0).reconfigure(STAYS)
-    out = smaller.empty(smaller.n_members, 1)
-    smaller.all_gather(out, torch.full((1,), rank, dtype=torch.uint8), step=1).wait()
-    if rank == 2:
-        return [*out.flatten().tolist(), -1]
-    alone = smaller.reconfigure(Roster(ids=(0,), owners=(0,), weights=(1,), epoch=6))
-    return [*out.flatten().tolist(), alone.n_members]
-
-
-@pytest.mark.distributed
-def test_groups_of_our_own_go_on_without_those_who_left() -> None:
-    assert run_workers(go_on_twice, N_WORKERS) == [[0, 2, 1], [], [0, 2, -1]]
+    return [finish(transport, begun) for begun in use(transport)]
 
 
 def use_memory(ends: list[Memory]) -> list[Seen]:
@@ -115,17 +87,12 @@ def use_memory(ends: list[Memory]) -> list[Seen]:
 @pytest.mark.distributed
 def test_both_carry_the_same_bytes_and_count_them_alike() -> None:
     by_gloo = run_workers(use_gloo, N_WORKERS)
-    ends = connect_in_memory(N_WORKERS)
-    in_memory = use_memory(ends)
-    smaller = iter(use_memory([ends[rank].reconfigure(STAYS) for rank in STAYS.ids]))
-    for rank, (all_seen, later_seen) in enumerate(by_gloo):
-        expected = next(smaller) if rank in STAYS.ids else []
-        for found, wanted in ((all_seen, in_memory[rank]), (later_seen, expected)):
-            assert [name for name, *_ in found] == [name for name, *_ in wanted]
-            for (name, count, out), (_, other_count, other_out) in zip(found, wanted, strict=True):
-                assert torch.equal(out, other_out), name
-                assert count == other_count, name
-        assert len(later_seen) == (8 if rank in STAYS.ids else 0)
+    in_memory = use_memory(connect_in_memory(N_WORKERS))
+    for found, wanted in zip(by_gloo, in_memory, strict=True):
+        assert [name for name, *_ in found] == [name for name, *_ in wanted]
+        for (name, count, out), (_, other_count, other_out) in zip(found, wanted, strict=True):
+            assert torch.equal(out, other_out), name
+            assert count == other_count, name
 
 
 def test_in_memory_who_has_not_begun_is_named() -> None:

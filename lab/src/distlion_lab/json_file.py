@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.plain_file import read_plain_file
 
 _MOST_BYTES = 1 << 28

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 
 
 def read_plain_file(path: Path, *, limit_bytes: int) -> bytes:

@@ -5,15 +5,9 @@ import pytest
 import typer
 from rich.console import Console
 
-from distlion.errors import (
-    DataError,
-    InvalidArgumentError,
-    NonFiniteError,
-    PeerLostError,
-    StepTimeoutError,
-    WorkerFailedError,
-)
+from distlion.errors import InvalidArgumentError, NonFiniteError, PeerLostError, StepTimeoutError
 from distlion_lab.cli.failure import named_options, shown_failures
+from distlion_lab.errors import DataError, WorkerFailedError
 
 
 def show(error, *, terminal=False):

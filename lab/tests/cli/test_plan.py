@@ -8,11 +8,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import distlion
-from distlion.wire import LinkModel
 from distlion_lab.cli import app
 from distlion_lab.cli.plan import EXAMPLE
 from distlion_lab.cli.plan_table import format_number, print_plan, write_call
 from distlion_lab.planning import DO_NOT_COMPRESS, Scenario, advise, compare_methods
+from distlion_lab.planning.line import model_line
 
 GIVEN = {
     "--params": "1e9",
@@ -88,7 +88,7 @@ def test_short_steps_are_in_milliseconds():
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140])
 def test_no_terminal_is_too_narrow_for_what_matters(width):
     scenario = Scenario(
-        n_params=10**9, nodes=16, link=LinkModel.of_line(1e10, latency_s=1e-4), compute_s=0.8
+        n_params=10**9, nodes=16, link=model_line(1e10, latency_s=1e-4), compute_s=0.8
     )
     forecasts = compare_methods(scenario)
     console = Console(file=io.StringIO(), force_terminal=True, width=width, no_color=True)
@@ -127,7 +127,7 @@ def test_advice_is_also_written_as_the_call_that_follows_it():
 @pytest.mark.parametrize("name", ["MajorityVote()", "FullPrecision(dtype=torch.bfloat16)"])
 def test_every_rule_is_written_as_it_is_called(name):
     scenario = Scenario(
-        n_params=10**9, nodes=16, link=LinkModel.of_line(1e10, latency_s=1e-4), compute_s=0.8
+        n_params=10**9, nodes=16, link=model_line(1e10, latency_s=1e-4), compute_s=0.8
     )
     forecast = compare_methods(scenario).best_vote
     call = write_call(scenario, dataclasses.replace(forecast, method=name, overlap=False))

@@ -19,12 +19,13 @@ from distlion_lab.planning import (
     find_regimes,
     forecast_all_reduce,
 )
+from distlion_lab.planning.line import model_line
 from distlion_lab.planning.planner import fastest_vote
 
 SLOW = Scenario(
     n_params=350_000_000,
     nodes=8,
-    link=LinkModel.of_line(1e9, latency_s=1e-4, message_s=1e-5),
+    link=model_line(1e9, latency_s=1e-4, message_s=1e-5),
     compute_s=0.5,
 )
 
@@ -120,7 +121,7 @@ def test_regime_says_where_a_speed_up_ends(rate, words):
 
 @pytest.mark.parametrize(("gbit", "limits"), [(1, False), (100, True)])
 def test_a_host_that_takes_longer_than_the_link_is_named(gbit, limits):
-    forecasts = compare_methods(replace(SLOW, link=LinkModel.of_line(gbit * 1e9, latency_s=1e-4)))
+    forecasts = compare_methods(replace(SLOW, link=model_line(gbit * 1e9, latency_s=1e-4)))
     best = forecasts.best_vote
     assert (best.host_s > best.communication_s) == limits
     text = advise(forecasts).text

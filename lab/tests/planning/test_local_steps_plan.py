@@ -23,12 +23,13 @@ from distlion_lab.planning import (
     forecast_votes,
     list_sites,
 )
+from distlion_lab.planning.line import model_line
 
 
 def make_scenario(**changes: Any) -> Scenario:
     """A GPT of a million parameters on 8 hosts with slow links, as the study trains it."""
     given = {"n_params": 1_074_696, "nodes": 8, "compute_s": 0.2, "machine": CPU}
-    given |= {"link": LinkModel.of_line(1e7, latency_s=1e-3)}
+    given |= {"link": model_line(1e7, latency_s=1e-3)}
     return Scenario(**given | changes)
 
 
@@ -57,11 +58,11 @@ def test_latency_and_rate_are_in_a_vote() -> None:
 
 
 def test_a_vote_that_travels_costs_what_its_steps_do_not_hide() -> None:
-    scenario = make_scenario(link=LinkModel.of_line(1e6, latency_s=0.2))
+    scenario = make_scenario(link=model_line(1e6, latency_s=0.2))
     plain, late = forecast_local(scenario, 8), forecast_local(scenario, 8, delay=2)
     saved = (plain.step_s - late.step_s) * 8
     assert saved == pytest.approx(2 * base_s(scenario))
-    hidden = forecast_local(make_scenario(link=LinkModel.of_line(1e8, latency_s=0.0)), 8, delay=2)
+    hidden = forecast_local(make_scenario(link=model_line(1e8, latency_s=0.0)), 8, delay=2)
     assert hidden.step_s == pytest.approx(base_s(scenario))
 
 
@@ -79,7 +80,7 @@ def test_momenta_are_not_averaged() -> None:
 def test_the_least_h_that_is_fast_enough_is_chosen(
     rate_bit_per_s: float, latency_s: float, every: int
 ) -> None:
-    link = LinkModel.of_line(rate_bit_per_s, latency_s=latency_s)
+    link = model_line(rate_bit_per_s, latency_s=latency_s)
     scenario = make_scenario(link=link)
     advice = advise_local(scenario)
     assert advice.every == every
@@ -96,7 +97,7 @@ def test_the_least_h_that_is_fast_enough_is_chosen(
 
 @pytest.mark.parametrize(("rate_bit_per_s", "is_hidden"), [(5e5, True), (1e4, False)])
 def test_a_vote_that_is_dear_even_so_is_said(rate_bit_per_s: float, is_hidden: bool) -> None:
-    scenario = make_scenario(link=LinkModel.of_line(rate_bit_per_s, latency_s=0.2))
+    scenario = make_scenario(link=model_line(rate_bit_per_s, latency_s=0.2))
     advice = advise_local(scenario)
     assert advice.every == 32
     assert "even so" in advice.text

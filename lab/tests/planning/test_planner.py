@@ -4,11 +4,12 @@ import matrix
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
 from distlion_lab.planning import BASELINES, CPU, Scenario, compare_methods, find_rate, speed_up
+from distlion_lab.planning.line import model_line
 
 LION_CUB = Scenario(
     n_params=350_000_000,
     nodes=8,
-    link=LinkModel.of_line(1e9, latency_s=1e-4, message_s=1e-5),
+    link=model_line(1e9, latency_s=1e-4, message_s=1e-5),
     compute_s=0.5,
 )
 """A language model of 350 M parameters on eight hosts with a GPU each, joined by Ethernet."""

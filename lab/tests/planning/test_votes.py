@@ -11,6 +11,7 @@ from distlion.wire import AllGather, AllReduce, Exchange, LinkModel, ParameterSe
 from distlion.wire.cost import MOST_OVERLAP_BUCKETS, exchange_seconds
 from distlion.wire.recursive_doubling import RecursiveDoubling
 from distlion_lab.planning import GPU, Scenario, forecast_votes, list_able
+from distlion_lab.planning.line import model_line
 from distlion_lab.planning.votes import BUCKET_ELEMENTS, name_rule
 
 N_ELEMENTS = 1 << 21
@@ -237,7 +238,7 @@ def test_averaging_momenta_adds_its_bits_and_hides_behind_nothing(
     without = Scenario(
         n_params=1 << 24,
         nodes=4,
-        link=LinkModel.of_line(1e9, latency_s=1e-4, message_s=1e-5),
+        link=model_line(1e9, latency_s=1e-4, message_s=1e-5),
         compute_s=1.0,
     )
     every = 64
@@ -268,7 +269,7 @@ def test_a_pattern_that_counts_in_parts_carries_no_floats():
 
 def test_recursive_doubling_wins_with_many_workers_and_long_round_trips():
     """1,024 workers: 10 rounds of one message each, where others send 1,023 and more."""
-    link = LinkModel.of_line(1e9, latency_s=2e-2, message_s=5e-4)
+    link = model_line(1e9, latency_s=2e-2, message_s=5e-4)
     scenario = make_scenario(n_params=1_000_000, nodes=1024, link=link)
     seconds = {
         repr(pattern): forecast_votes(scenario, MajorityVote(), pattern, overlap=False).step_s

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from comparisons import make_record, write_comparison
-from distlion.errors import DataError
 from distlion.wire import LinkModel
+from distlion_lab.errors import DataError
 from distlion_lab.report import read_comparison
 from distlion_lab.report.comparison import ACCURACY, ERROR, LOSS, Cell, Spread
 

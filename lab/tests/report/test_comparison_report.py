@@ -5,8 +5,8 @@ import pytest
 from matplotlib import image
 
 from comparisons import write_comparison
-from distlion.errors import DataError
 from distlion.wire import LinkModel
+from distlion_lab.errors import DataError
 from distlion_lab.report import read_comparison, write_comparison_report
 from distlion_lab.report.comparison_report import build_report
 from distlion_lab.report.document import Heading, Picture

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.report import diagnosis_figure
 
 ENTRIES = [

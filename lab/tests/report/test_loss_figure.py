@@ -3,7 +3,7 @@ import json
 import pytest
 from matplotlib import image
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.report import draw_loss_figure, read_record
 from distlion_lab.report.loss_figure import smooth
 

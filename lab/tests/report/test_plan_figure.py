@@ -1,8 +1,8 @@
 import pytest
 from matplotlib import image
 
-from distlion.errors import DataError
 from distlion.wire import LinkModel
+from distlion_lab.errors import DataError
 from distlion_lab.planning import Scenario, advise, build_record, compare_methods
 from distlion_lab.report import draw_plan_figure
 

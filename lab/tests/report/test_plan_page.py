@@ -21,6 +21,7 @@ from distlion_lab.planning import (
     forecast_local,
     list_sites,
 )
+from distlion_lab.planning.line import model_line
 from distlion_lab.planning.page_model import build_page_model
 
 SCRIPT = Path(distlion_lab.report.__file__).parent / "page" / "planner.js"
@@ -46,7 +47,7 @@ def grid():
         yield Scenario(
             n_params=n_params,
             nodes=nodes,
-            link=LinkModel.of_line(rate, latency_s=1e-4, message_s=1e-5),
+            link=model_line(rate, latency_s=1e-4, message_s=1e-5),
             compute_s=compute_s,
         )
     usual = {"n_params": 350_000_000, "nodes": 12, "compute_s": 0.5}

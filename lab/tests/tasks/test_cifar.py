@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cluster import run_workers
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.cifar import TEST_FILE, TRAIN_FILES, read_cifar10
 
 PER_FILE = 6

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.corpus import STDLIB_BYTES, load_corpus
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks import ByClass, Even, ImageTask, batch_loss, score_batch, seeded_generator
 from distlion_lab.tasks.cifar import TEST_FILE, TRAIN_FILES
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.models import read_model_config
 
 

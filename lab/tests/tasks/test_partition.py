@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from distlion.errors import DataError, InvalidArgumentError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks import ByBook, ByClass, Contiguous, Even, seeded_generator
 
 CLASSES = 10

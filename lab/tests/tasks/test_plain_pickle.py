@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.plain_pickle import Call, build_bytes_array, read_plain_pickle
 
 PIXELS = np.arange(256, dtype=np.uint8).reshape(8, 32)

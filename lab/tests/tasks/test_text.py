@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks import (
     ByBook,
     Contiguous,

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from distlion.errors import InvalidArgumentError, WorkerFailedError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import WorkerFailedError
 from distlion_lab.training import CheckpointSettings, TrainSettings, train
 from distlion_lab.training import crew_workers as crew_workers_module
 from distlion_lab.training.crew_loop import Ending

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cluster import run_workers
-from distlion.errors import InvalidArgumentError, WorkerFailedError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import WorkerFailedError
 from distlion_lab.names import name_rule
 from distlion_lab.training import CheckpointSettings, Overlap, TrainSettings, train
 from distlion_lab.training.delta_worker import find_delta_rule

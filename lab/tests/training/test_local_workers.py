@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlion.errors import DataError, WorkerFailedError
+from distlion_lab.errors import DataError, WorkerFailedError
 from distlion_lab.training import local_workers as local_workers_module
 from distlion_lab.training import run_workers
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from distlion.errors import DataError, WorkerFailedError
+from distlion_lab.errors import DataError, WorkerFailedError
 from distlion_lab.training.pool import Finished, Pool, Reported
 
 pytestmark = pytest.mark.distributed

@@ -14,7 +14,8 @@ import pytest
 from cluster import WorkerDiedError, run_workers
 from distlion import faults
 from distlion.checkpoint import inspect_checkpoint
-from distlion.errors import CheckpointError, InvalidArgumentError, WorkerFailedError
+from distlion.errors import CheckpointError, InvalidArgumentError
+from distlion_lab.errors import WorkerFailedError
 from distlion_lab.training import (
     CHECKPOINTS_NAME,
     RECORD_NAME,

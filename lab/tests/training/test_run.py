@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from distlion.errors import DataError, InvalidArgumentError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import DataError
 from distlion_lab.training import (
     FIGURE_NAME,
     RECORD_NAME,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from comparisons import make_run
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.training.record import describe_versions
 from distlion_lab.training.run_record import RecordFolder, RunRecord
 

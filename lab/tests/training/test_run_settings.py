@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from comparisons import TINY_GPT, make_run
-from distlion.errors import DataError, InvalidArgumentError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks import Tokenizer
 from distlion_lab.training import PartitionName, Schedule, TaskName
 from distlion_lab.training.methods import find_method

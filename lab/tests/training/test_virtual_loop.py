@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from comparisons import make_run
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks import Batch
 from distlion_lab.training import Schedule
 from distlion_lab.training.virtual_loop import VirtualLoop, split_heldout

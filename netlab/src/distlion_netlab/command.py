@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from distlion.errors import DataError, InvalidArgumentError, ReplicaMismatchError
+from distlion.errors import InvalidArgumentError, ReplicaMismatchError
 from distlion.votes import list_rule_names
 from distlion.wire import PATTERNS
 from distlion_lab.cli.command import Command, Group
@@ -19,6 +19,7 @@ from distlion_lab.cli.failure import shown_failures
 from distlion_lab.cli.progress import LiveDisplay
 from distlion_lab.cli.quantity import read_count, read_seconds, whole_option
 from distlion_lab.cli.table import build_table, print_table
+from distlion_lab.errors import DataError
 
 if TYPE_CHECKING:
     from distlion_netlab import Lab

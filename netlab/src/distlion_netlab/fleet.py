@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, NoReturn
 
-from distlion.errors import NetlabError, WorkerFailedError
+from distlion_lab.errors import NetlabError, WorkerFailedError
 from distlion_netlab.calls import Answer, Call
 from distlion_netlab.lab import Lab
 from distlion_netlab.launch import MASTER_PORT, HostProcesses, place_ranks, show_line

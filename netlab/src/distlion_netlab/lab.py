@@ -9,8 +9,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from distlion.errors import InvalidArgumentError, NetlabError
+from distlion.errors import InvalidArgumentError
 from distlion.signals import deferred_signals
+from distlion_lab.errors import NetlabError
 from distlion_lab.training.processes import leaving_in_order
 from distlion_netlab.lab_plan import LabPlan
 from distlion_netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates

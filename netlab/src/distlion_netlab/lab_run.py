@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config
 
-from distlion.optim import DistributedLion, Lion, is_trying_overlap, rehearse_step
-from distlion.wire import wire_bytes
+from distlion.optim import DistributedLion, Lion
 from distlion_lab.baselines import compress_gradients, wrap_in_ddp
+from distlion_lab.planning.line import wire_bytes
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion_lab.tasks.models import build_language_model
 from distlion_netlab.device import EmulatedModel
 from distlion_netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, parse_vote
+from distlion_netlab.rehearsal import is_trying_overlap, rehearse_step
 from distlion_netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
 
 _LR = 1e-4

@@ -7,7 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from distlion.errors import DistlionError, NetlabError
+from distlion.errors import DistlionError
+from distlion_lab.errors import NetlabError
 from distlion_lab.json_file import fields, number, optional, read_json, text, whole
 from distlion_netlab.lab_plan import LabPlan
 

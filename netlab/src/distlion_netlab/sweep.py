@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from distlion import __version__
-from distlion.errors import InvalidArgumentError, MissingDependencyError, NetlabError
-from distlion.wire import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
+from distlion.errors import InvalidArgumentError, MissingDependencyError
+from distlion.wire import LinkModel
+from distlion_lab.errors import NetlabError
+from distlion_lab.planning.line import ETHERNET_BYTES, ETHERNET_MTU
 from distlion_lab.training.processes import leaving_in_order
 from distlion_netlab.fleet import Fleet
 from distlion_netlab.lab import Lab

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 
 _MILLI = 1e3
 _MEGA = 1e6

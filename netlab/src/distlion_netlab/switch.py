@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distlion.errors import InvalidArgumentError, NetlabError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import NetlabError
 from distlion_netlab.lab_plan import LabPlan
 from distlion_netlab.wires import list_processes
 

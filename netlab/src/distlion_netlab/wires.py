@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import MissingDependencyError, NetlabError
+from distlion.errors import MissingDependencyError
+from distlion_lab.errors import NetlabError
 from distlion_netlab.lab_plan import BRIDGE, INTERFACE, PREFIX_LENGTH, LabPlan
 from distlion_netlab.link_rate import LinkRate, TokenBucket
 

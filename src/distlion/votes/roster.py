@@ -135,7 +135,3 @@ class Roster:
             )
         times = torch.tensor(weights, dtype=torch.uint8, device="cpu")
         return present.to(torch.uint8) * times[:, None]
-
-    def find_row(self, voter: int) -> int:
-        """Return the row of a voter's votes, by its id."""
-        return self.ids.index(voter)

@@ -2,7 +2,7 @@
 
 from distlion.wire.all_gather import AllGather
 from distlion.wire.all_reduce import AllReduce
-from distlion.wire.cost import ETHERNET_BYTES, ETHERNET_MTU, LinkModel, payload_share, wire_bytes
+from distlion.wire.cost import LinkModel
 from distlion.wire.gloo import Gloo
 from distlion.wire.groups import find_start
 from distlion.wire.parameter_server import ParameterServer
@@ -11,8 +11,6 @@ from distlion.wire.registry import PATTERNS
 from distlion.wire.transport import MOST_BYTES_AT_ONCE, ByteCount, Transport
 
 __all__ = [
-    "ETHERNET_BYTES",
-    "ETHERNET_MTU",
     "MOST_BYTES_AT_ONCE",
     "PATTERNS",
     "AllGather",
@@ -24,6 +22,4 @@ __all__ = [
     "ParameterServer",
     "Transport",
     "find_start",
-    "payload_share",
-    "wire_bytes",
 ]

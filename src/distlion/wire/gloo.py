@@ -18,7 +18,6 @@ from torch import Tensor
 from distlion.errors import ProcessGroupError, StepError
 from distlion.failures import FailureKind
 from distlion.kernels.dispatch import choose_kernels
-from distlion.votes.roster import Roster
 from distlion.wire.finding import Finding, describe_loss
 from distlion.wire.groups import (
     HOST,
@@ -26,7 +25,6 @@ from distlion.wire.groups import (
     keep,
     list_pairs,
     outlive_interpreter,
-    own_group,
     pair_group,
     take_kept,
     tidy,
@@ -346,16 +344,6 @@ class Gloo:
         found = Finding(kind) if self.watch is None else self.watch.settle(kind)
         rank, limits = self.ranks[self.rank], self._limits
         return describe_loss(found, rank=rank, step=step, what=what, limits=limits)
-
-    def reconfigure(self, roster: Roster) -> Gloo:
-        members = [rank for rank in self.ranks if rank in roster.ids]
-        group = own_group(
-            self.process_group,
-            name=f"epoch {roster.epoch} of {roster.ids}",
-            timeout_s=self.timeout_s,
-            ranks=[self.ranks.index(rank) for rank in members],
-        )
-        return Gloo(group, timeout_s=self.timeout_s, ranks=members, limits=self._limits)
 
 
 def let_go_of_failed(*, since_s: float, settled_since_s: float) -> None:

@@ -15,7 +15,6 @@ from distlion.errors import StepError
 from distlion.failures import FailureKind
 from distlion.kernels.contract import Kernels
 from distlion.kernels.dispatch import choose_kernels
-from distlion.votes.roster import Roster
 from distlion.wire.finding import Finding, describe_loss
 from distlion.wire.groups import HOST
 from distlion.wire.transport import ByteCount
@@ -30,7 +29,6 @@ class _Board:
     """Collectives that have begun: by number, then by member."""
 
     posts: defaultdict[int, _Posts] = field(default_factory=lambda: defaultdict(dict))
-    by_epoch: dict[int, _Board] = field(default_factory=dict)
     by_pair: dict[tuple[int, int], _Board] = field(default_factory=dict)
 
 
@@ -142,11 +140,6 @@ class Memory:
         found = Finding(kind, absent, note=what if kind == "order" else "")
         rank = self.ranks[self.rank]
         return describe_loss(found, rank=rank, step=step, what=what, limits=_LIMITS)
-
-    def reconfigure(self, roster: Roster) -> Memory:
-        members = tuple(rank for rank in self.ranks if rank in roster.ids)
-        board = self._board.by_epoch.setdefault(roster.epoch, _Board())
-        return Memory(board, members.index(self.ranks[self.rank]), members)
 
     def _begin(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from distlion.errors import InvalidArgumentError
 from distlion.wire.all_gather import AllGather
 from distlion.wire.all_reduce import AllReduce
 from distlion.wire.parameter_server import ParameterServer
@@ -25,14 +24,3 @@ patterns "auto" takes the first.
 def list_patterns() -> str:
     """List the patterns as Python expressions, for errors."""
     return ", ".join(map(repr, PATTERNS.values()))
-
-
-def parse_pattern(name: str) -> Exchange:
-    """Return the pattern of a name. The caller handles "auto", which is not a pattern.
-
-    Raises:
-        InvalidArgumentError: No pattern has this name.
-    """
-    if name not in PATTERNS:
-        raise InvalidArgumentError(f"pattern {name!r}: expected one of {', '.join(PATTERNS)}")
-    return PATTERNS[name]

@@ -11,7 +11,6 @@ from torch import Tensor
 from distlion.errors import StepError
 from distlion.failures import FailureKind
 from distlion.kernels.contract import Kernels
-from distlion.votes.roster import Roster
 
 # 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
 MOST_BYTES_AT_ONCE = 64 * 1024
@@ -155,14 +154,4 @@ class Transport(Protocol):
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
         """Find the ranks that failed, and make the error; the transport is then unusable."""
-        ...
-
-    def reconfigure(self, roster: Roster) -> Transport:
-        """Return a transport between the members whose rank is an id of a roster.
-
-        Each of them must call it, with equal rosters of one epoch.
-
-        Raises:
-            ProcessGroupError: Connections were not made in time.
-        """
         ...

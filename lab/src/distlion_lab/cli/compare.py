@@ -20,6 +20,7 @@ from distlion_lab.cli.progress import LiveDisplay
 from distlion_lab.cli.quantity import number_option, read_rate, read_seconds, whole_option
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.planning import count_cores, parse_whole
+from distlion_lab.planning.line import model_line
 from distlion_lab.report import (
     list_warnings,
     read_comparison,
@@ -210,7 +211,7 @@ def compare_command(
         }
         settings = _choose_settings(task, given, preset=preset, quick=quick)
         latency_s = read_seconds("--latency-us", latency_us, unit="us")
-        model = LinkModel.of_line(read_rate("--link", link), latency_s=latency_s)
+        model = model_line(read_rate("--link", link), latency_s=latency_s)
         folder = out or _choose_folder(settings)
         _run_all(settings, folder, jobs, _format_command(context, folder), messages)
         _report(folder, model, link, as_json=as_json)

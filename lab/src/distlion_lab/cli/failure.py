@@ -16,13 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from distlion.command_line import FAILED, INTERRUPTED, MISUSED
-from distlion.errors import (
-    DistlionError,
-    InvalidArgumentError,
-    PeerLostError,
-    StepError,
-    WorkerFailedError,
-)
+from distlion.errors import DistlionError, InvalidArgumentError, PeerLostError, StepError
+from distlion_lab.errors import WorkerFailedError
 from distlion_lab.training import torchrun_world_size
 
 # Names of arguments in the library, where the option has another name.

@@ -36,6 +36,7 @@ from distlion_lab.planning import (
     build_record,
     compare_methods,
 )
+from distlion_lab.planning.line import model_line
 from distlion_lab.report import draw_plan_figure, write_plan_page
 
 EXAMPLE = (
@@ -156,7 +157,7 @@ def plan_command(
             n_params=read_count("--params", params),
             nodes=nodes,
             gpus_per_node=gpus_per_node,
-            link=LinkModel.of_line(
+            link=model_line(
                 read_rate("--link", link),
                 latency_s=read_seconds("--latency-us", latency_us, unit="us"),
                 message_s=read_seconds("--message-us", message_us, unit="us"),

@@ -9,9 +9,10 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from distlion.errors import ReplicaMismatchError, UnwrittenRunError
+from distlion.errors import ReplicaMismatchError
 from distlion_lab.cli.progress import ProgressDisplay
 from distlion_lab.cli.summary import print_summary
+from distlion_lab.errors import UnwrittenRunError
 from distlion_lab.training import CheckpointSettings, Record, TrainSettings, train
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from distlion.local import check_delay, check_every_steps
 from distlion.votes import ScaledVote
-from distlion.wire import LinkModel
+from distlion_lab.planning.line import model_line
 from distlion_lab.planning.planner import compare_methods
 from distlion_lab.planning.scenario import Scenario
 from distlion_lab.planning.votes import forecast_votes, list_able
@@ -186,7 +186,7 @@ def list_sites(scenario: Scenario) -> list[Site]:
 
 def _move(scenario: Scenario, rate_bit_per_s: float, latency_s: float) -> Scenario:
     """Return the same training between other sites."""
-    link = LinkModel.of_line(
+    link = model_line(
         rate_bit_per_s,
         latency_s=latency_s,
         message_s=scenario.link.message_s,

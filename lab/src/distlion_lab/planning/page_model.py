@@ -8,7 +8,7 @@ from typing import Any
 from distlion import layout
 from distlion.kernels import ReplyFormat
 from distlion.votes import RULES, ScaledVote
-from distlion.wire import MOST_BYTES_AT_ONCE, payload_share
+from distlion.wire import MOST_BYTES_AT_ONCE
 from distlion.wire.cost import (
     BUCKET_S,
     LEAST_OVERLAP_BUCKETS,
@@ -17,6 +17,7 @@ from distlion.wire.cost import (
 )
 from distlion_lab.planning import gradient_all_reduce, local_steps, machine, planner, votes
 from distlion_lab.planning.gradient_all_reduce import BASELINES
+from distlion_lab.planning.line import payload_share
 
 _A_FEW, _MANY = 3, 1023
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from distlion.errors import DataError
 from distlion.wire import LinkModel
+from distlion_lab.errors import DataError
 from distlion_lab.report.comparison_files import read_index, read_run
 
 _RUNS = "runs"

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.json_file import columns, fields, number, optional, read_json, row, text, whole
 
 _INDEX = "comparison.json"

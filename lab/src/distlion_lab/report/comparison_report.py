@@ -8,8 +8,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from distlion.errors import DataError
 from distlion.wire import LinkModel
+from distlion_lab.errors import DataError
 from distlion_lab.report.comparison import Comparison, read_comparison
 from distlion_lab.report.comparison_figures import (
     draw_bits,

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distlion.errors import DataError, MissingDependencyError
+from distlion.errors import MissingDependencyError
+from distlion_lab.errors import DataError
 
 try:
     from matplotlib.axes import Axes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import DataError, MissingDependencyError
+from distlion.errors import MissingDependencyError
+from distlion_lab.errors import DataError
 from distlion_lab.json_file import columns, fields, number, read_json, text, whole
 from distlion_lab.names import name_rule
 

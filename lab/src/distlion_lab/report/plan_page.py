@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 
 _FOLDER = "page"
 

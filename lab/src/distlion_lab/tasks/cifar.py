@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.plain_file import read_plain_file
 from distlion_lab.tasks.plain_pickle import build_bytes_array, read_plain_pickle
 

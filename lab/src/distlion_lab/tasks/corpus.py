@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlion.errors import DataError, MissingDependencyError
+from distlion.errors import MissingDependencyError
+from distlion_lab.errors import DataError
 from distlion_lab.plain_file import read_plain_file
 
 if TYPE_CHECKING:

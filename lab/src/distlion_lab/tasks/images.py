@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distlion.errors import DataError, MissingDependencyError
+from distlion.errors import MissingDependencyError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.base import Batch, digest_arrays, seeded_generator
 from distlion_lab.tasks.cifar import CLASSES, read_cifar10
 from distlion_lab.tasks.models import build_vision_model, default_vision_config, read_model_config

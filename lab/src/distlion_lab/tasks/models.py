@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from distlion.errors import DataError, MissingDependencyError
+from distlion.errors import MissingDependencyError
+from distlion_lab.errors import DataError
 from distlion_lab.json_file import read_json
 
 try:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from distlion.errors import DataError, InvalidArgumentError
+from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.base import seeded_generator
 
 DRAWS = 1000

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 
 # A batch of 10,000 images takes at most 120,000 opcodes; each makes at most one small object.
 _MOST_OPCODES = 1 << 19

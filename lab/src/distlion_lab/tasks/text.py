@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.base import Batch, digest_arrays, seeded_generator
 from distlion_lab.tasks.corpus import Corpus, load_corpus
 from distlion_lab.tasks.models import (

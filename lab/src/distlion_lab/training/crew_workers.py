@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import torch
 
 from distlion.crew import Crew, start_store
-from distlion.errors import CrewError, DistlionError, WorkerFailedError
+from distlion.errors import CrewError, DistlionError
+from distlion_lab.errors import WorkerFailedError
 from distlion_lab.tasks import Task
 from distlion_lab.training.crew_loop import CrewLoop, Ending
 from distlion_lab.training.loop import Progress

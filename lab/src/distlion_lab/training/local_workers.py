@@ -17,7 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from distlion.errors import DistlionError, WorkerFailedError
+from distlion.errors import DistlionError
+from distlion_lab.errors import WorkerFailedError
 from distlion_lab.training.processes import (
     WorkerTraceError,
     become_child,

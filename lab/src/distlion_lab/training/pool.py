@@ -14,7 +14,8 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from distlion.errors import DistlionError, WorkerFailedError
+from distlion.errors import DistlionError
+from distlion_lab.errors import WorkerFailedError
 from distlion_lab.training.local_workers import Emit
 from distlion_lab.training.processes import (
     WorkerTraceError,

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from distlion.errors import InvalidArgumentError, UnwrittenRunError
+from distlion.errors import InvalidArgumentError
 from distlion.wire import find_start
+from distlion_lab.errors import UnwrittenRunError
 from distlion_lab.names import name_rule
 from distlion_lab.report import draw_diagnosis_figure, draw_loss_figure
 from distlion_lab.tasks import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.json_file import read_json
 from distlion_lab.report import check_run
 from distlion_lab.training.record import describe_versions, write_whole

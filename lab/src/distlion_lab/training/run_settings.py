@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import DataError
+from distlion_lab.errors import DataError
 from distlion_lab.json_file import read_json
 from distlion_lab.tasks import Tokenizer
 from distlion_lab.training.methods import find_method

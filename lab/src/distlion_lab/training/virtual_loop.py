@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from distlion.errors import DataError, NonFiniteError
+from distlion.errors import NonFiniteError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks import Batch, Task, batch_loss, score_batch
 from distlion_lab.training.device import move_batch
 from distlion_lab.training.dropout import seeded_dropout

@@ -28,6 +28,8 @@ def rehearse_step(optimizer: DistributedLion) -> None:
     # Gradients are compared between workers in the first steps only.
     if buckets and inputs.wants_digest:
         session.gradients.observe([bucket.reply for bucket in buckets], session.params)
+    for bucket in buckets:
+        bucket.clear()
 
 
 def is_trying_overlap(optimizer: DistributedLion) -> bool:

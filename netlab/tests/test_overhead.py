@@ -1,7 +1,8 @@
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion.wire import ByteCount, payload_share, wire_bytes
+from distlion.wire import ByteCount
+from distlion_lab.planning.line import payload_share, wire_bytes
 
 MEASURED = [
     # Bytes that interfaces of network namespaces counted, offloads off: (plan of ten exchanges,
