@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
+import numpy as np
 import pytest
 import torch
 
@@ -11,12 +10,32 @@ import distlion
 import distlion.wire
 from cluster import run_workers
 from distlion.peers import routing
-from distlion.wire.cost import choose_exchange
 from drawn import set_grads
+from failures import params_of
+from replay import run_backward
 
 pytestmark = pytest.mark.distributed
 
 UNIT = 4096
+
+
+def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
+    """Let each part of the nodes measure another link: buckets must be the same all the same."""
+    models = [distlion.wire.LinkModel(1e-5, 1e6), distlion.wire.LinkModel(1e-2, 1e9)]
+    routing.probe_link = lambda link, step: models[rank % 2]
+    params = [torch.nn.Parameter(torch.zeros(UNIT)) for _ in range(2)]
+    optimizer = distlion.DistributedLion(
+        params, nodes=distlion.Nodes(ranks_per_node=2), overlap=True
+    )
+    run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
+    optimizer.step()
+    return len(optimizer._session.routing.routes), optimizer.committed_step
+
+
+def test_parts_that_measure_different_links_choose_the_same_buckets() -> None:
+    outcomes = run_workers(measure_differently, 4)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][1] == 1
 
 
 def diagnose(rank: int, world_size: int) -> list[float]:
@@ -40,8 +59,7 @@ def test_each_rank_of_a_node_reads_the_reply_on_its_own_piece() -> None:
 
 def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
     """Step where a node's parts differ in size so much that each would have another pattern."""
-    slow = distlion.wire.LinkModel(1e-4, 1e7)
-    routing.choose_exchange = partial(choose_exchange, link=slow)
+    routing.probe_link = lambda link, step: distlion.wire.LinkModel(1e-4, 1e7)
     params = [(str(index), torch.nn.Parameter(torch.ones(UNIT))) for index in range(5)]
     optimizer = distlion.DistributedLion(
         params,

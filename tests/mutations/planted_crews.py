@@ -357,4 +357,11 @@ CREW_MUTATIONS = (
         "        else:\n            self._leave(error)\n",
         LEFT,
     ),
+    Mutation(
+        "crew: each epoch measures the link",
+        "peers/routing.py",
+        "        if self._ranks.roster.epoch:\n",
+        "        if False:\n",
+        FOUND,
+    ),
 )

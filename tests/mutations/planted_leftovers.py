@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-PROBE = ("lab/planning/test_probe.py",)
+PROBE = ("wire/test_probe.py",)
 
 INPUTS = ("step/test_inputs_of_a_step.py",)
 BUFFERS = ("distributed/test_buffers.py",)
@@ -115,29 +115,22 @@ SHARED = (
         ("lab/training/test_local_workers.py",),
     ),
     Mutation(
-        "a pattern is chosen as if rounds took no time",
-        "wire/cost.py",
-        "TYPICAL_LINK = LinkModel(latency_s=1e-3, ",
-        "TYPICAL_LINK = LinkModel(latency_s=0.0, ",
-        ("wire/test_choice.py",),
-    ),
-    Mutation(
         "the probe of a link ends before TCP is up to speed",
-        "lab/planning/probe.py",
+        "wire/probe.py",
         "while not models or 4 * wanted_bytes >= 5 * chunk_bytes:",
         "while not models:",
         PROBE,
     ),
     Mutation(
         "the probe of a link takes no longer where latency is high",
-        "lab/planning/probe.py",
+        "wire/probe.py",
         "_TARGET_ROUNDS = 4",
         "_TARGET_ROUNDS = 0",
         PROBE,
     ),
     Mutation(
         "the probe of a rank alone is short where latency is high",
-        "lab/planning/probe.py",
+        "wire/probe.py",
         "target_s = max(_ALONE_TARGET_S, _TARGET_ROUNDS * combined.latency_s)",
         "target_s = _ALONE_TARGET_S",
         PROBE,

@@ -12,6 +12,8 @@ import pytest
 from distlion.crew import Crew, epoch
 from distlion.crew.epoch import Epoch, Member
 from distlion.crew.lookout import Lookout
+from distlion.peers import routing
+from distlion.wire import LinkModel, Transport, probe_link
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
@@ -76,7 +78,7 @@ def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int)
 
 
 def test_who_waits_itself_does_not_say_that_it_trains() -> None:
-    outcome = play_crew(draw_crew_plan(135))
+    outcome = play_crew(draw_crew_plan(128))
     assert any("asks: 1" in line for line in outcome.story)
     assert find_crew_violations(outcome) == []
 
@@ -233,3 +235,18 @@ def test_who_wakes_as_others_begin_an_epoch_does_not_wait_for_a_round(
 def test_what_comes_late_in_the_first_epoch_does_not_reach_parameters() -> None:
     """A broadcast of weights ends after its epoch was given up."""
     assert find_crew_violations(play_crew(draw_crew_plan(1271))) == []
+
+
+def test_a_crew_measures_its_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def probe(link: Transport, *, step: int) -> LinkModel:
+        measured.append(step)
+        return probe_link(link, step=step)
+
+    monkeypatch.setattr(routing, "probe_link", probe)
+    plan = make_crew_plan(1, *TURNOVER, comings=LATER, goal=40, compute_s=0.5)
+    outcome = play_crew(replace(plan, options={**plan.options, "exchange": "auto"}))
+    assert find_crew_violations(outcome) == []
+    assert len({entry.number for each in outcome.diaries.values() for entry in each.entries}) > 3
+    assert measured == [0] * 3

@@ -5,9 +5,9 @@ import pytest
 from typer.testing import CliRunner
 
 from distlion.wire import LinkModel
+from distlion.wire.probe import LinkProbe
 from distlion_lab.cli import app
 from distlion_lab.planning import CPU, Checkup, KernelRates, WorkerReport
-from distlion_lab.planning.probe import LinkProbe
 
 WORKER = WorkerReport(
     host="a",

@@ -4,9 +4,9 @@ import pytest
 
 from distlion.errors import ProcessGroupError
 from distlion.wire import LinkModel
+from distlion.wire.probe import LinkProbe
 from distlion_lab.planning import CPU, KernelRates, WorkerReport, find_faults
 from distlion_lab.planning.checkup import Checkup, examine
-from distlion_lab.planning.probe import LinkProbe
 
 HEALTHY = WorkerReport(
     host="a",

@@ -66,7 +66,8 @@ def is_baseline(name: str) -> bool:
 
 
 def adapts(name: str) -> bool:
-    """Return True if a method measures its steps, so that each rate needs a new one."""
+    """Return True if a method measures the link when built, so that each rate needs a new one."""
     if is_baseline(name):
         return False
-    return parse_vote(name)["overlap"] == "auto"
+    options = parse_vote(name)
+    return bool(options["overlap"]) or options["exchange"] == "auto"

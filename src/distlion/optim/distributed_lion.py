@@ -70,7 +70,7 @@ class DistributedLion(VotingBase):
             ``QuantizedVote(4)``, ``FullPrecision()``, or ``FeedbackVote()`` where workers see
             different data.
         exchange: ``AllReduce()``, ``AllGather()``, ``ParameterServer()``, ``RecursiveDoubling()``,
-            or "auto": by the size of each bucket and the number of workers.
+            or "auto": for each bucket the fastest by the cost model, on the link as measured.
         nodes: ``Nodes(ranks_per_node=8)``: a node's ranks act as one worker; None: each for itself.
         momentum_sync: ``MomentumSync(every=100)`` averages momenta over workers; None: never.
         weight: Number of times that this worker's vote counts, 1 to 255, such as by batch size.

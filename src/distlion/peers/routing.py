@@ -24,10 +24,11 @@ from distlion.step.settings import Settings
 from distlion.step.traffic import TrafficMeter
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.ternary import TernaryVote
-from distlion.wire.cost import choose_exchange, count_overlap_buckets
+from distlion.wire.cost import LinkModel, choose_exchange, count_overlap_buckets
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.node_frames import share_verdict
 from distlion.wire.pattern import Exchange
+from distlion.wire.probe import agree_on_model, probe_link
 from distlion.wire.transport import ByteCount, Transport
 from distlion.wire.verdict import Verdict, worst_of
 
@@ -40,8 +41,10 @@ class Routing:
         settings: The optimizer's settings.
         connections: Its process groups.
         meter: Meter that counts the exchange of rules' state.
+        model: The link measured before members of a crew changed; None for the first.
 
     Attributes:
+        model: The measured link; None where nothing depends on it.
         buckets: The buckets, in the order of exchanges.
         turns: The buckets of each part of the parameters that takes turns; one part if none do.
         between: The link between the ranks that vote with each other, since ``lay_out``.
@@ -55,9 +58,11 @@ class Routing:
         settings: Settings,
         connections: Connections,
         meter: TrafficMeter,
+        model: LinkModel | None,
     ) -> None:
         self._ranks, self._settings = ranks, settings
         self._connections, self._meter = connections, meter
+        self.model, self._has_agreed = model, False
         self.between: Transport | None = None
         self.inside: Transport | None = None
         self.buckets: list[Bucket] = []
@@ -81,6 +86,8 @@ class Routing:
             if len(self._ranks.inside) > 1:
                 self.inside = self._connections.link_worker(self._settings.step_timeout_s)
             self._meter.links = self.between, self.inside
+        if not self._has_agreed and self._wants_model():
+            self.model, self._has_agreed = self._find_model(step), True
         if self._ranks.roster.n_voters == 1:
             # Its reply is its own direction: the step is Lion's.
             params = [replace(param, rule=TernaryVote()) for param in params]
@@ -157,6 +164,27 @@ class Routing:
         """Declare the bytes that this rank sends between voters in a step."""
         return sum((bucket.plan() for bucket in self.turns[step % len(self.turns)]), ByteCount())
 
+    def _wants_model(self) -> bool:
+        settings = self._settings
+        sizes_buckets = bool(settings.overlap) and settings.bucket_elements is None
+        return settings.exchange == "auto" or sizes_buckets
+
+    def _find_model(self, step: int) -> LinkModel:
+        """Measure the link; a crew does so only in its first epoch, as this takes long.
+
+        A newcomer takes the model of the earlier members.
+        """
+        timeout_s, model = self._settings.init_timeout_s, None
+        everybody = self._connections.link_all(timeout_s)
+        if self._ranks.roster.epoch:
+            model = agree_on_model(everybody, self.model, step=step)
+        if model is None:
+            measured = probe_link(self._connections.link_voters(timeout_s), step=step)
+            # Each rank of a worker has its own measurement, and buckets must be equal.
+            model = agree_on_model(everybody, measured, step=step)
+        assert model is not None  # this rank has one
+        return model
+
     def _fill_buckets(
         self, params: Sequence[VotingParam], bucket_elements: int, *, backwards: bool | None = None
     ) -> tuple[BucketLayout, ...]:
@@ -175,8 +203,11 @@ class Routing:
         if not self.trial.overlaps or self._settings.bucket_elements is not None:
             return limit
         whole = self._fill_buckets(params, limit, backwards=False)
+        assert self.model is not None  # ``_wants_model`` says so
         n_votes = self._ranks.roster.n_votes
-        shapes = [params[bucket.members[0]].rule.shape(bucket, n_votes) for bucket in whole]
+        shapes = [
+            (params[bucket.members[0]].rule.shape(bucket, n_votes), self.model) for bucket in whole
+        ]
         n_elements = sum(param.whole_slot.n_elements for param in params)
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
@@ -216,7 +247,9 @@ class Routing:
         if self._settings.exchange != "auto":
             self._settings.exchange.check_carries(shape, rule)
             return self._settings.exchange
-        return choose_exchange(shape, weighted=self._ranks.roster.is_weighted)
+        assert self.model is not None  # ``_wants_model`` says so
+        weighted = self._ranks.roster.is_weighted
+        return choose_exchange(shape, self.model, weighted=weighted)
 
     def _build_one(
         self,

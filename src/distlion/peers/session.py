@@ -84,7 +84,8 @@ class Session:
         self.meter: TrafficMeter = TrafficMeter() if earlier is None else earlier.meter
         name = str(self.lifecycle.number)
         self.connections = Connections(ranks, settings, name=name)
-        self.routing: Routing = Routing(ranks, settings, self.connections, self.meter)
+        model = None if earlier is None else earlier.routing.model
+        self.routing: Routing = Routing(ranks, settings, self.connections, self.meter, model)
         self.meetings = Meetings(ranks, settings, self.connections, self.routing)
         self.replicas = Replicas(ranks, settings, self.connections, self.routing)
         self.gradients = GradientWatch()

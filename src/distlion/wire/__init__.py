@@ -7,6 +7,7 @@ from distlion.wire.gloo import Gloo
 from distlion.wire.groups import find_start
 from distlion.wire.parameter_server import ParameterServer
 from distlion.wire.pattern import Exchange
+from distlion.wire.probe import probe_link
 from distlion.wire.registry import PATTERNS
 from distlion.wire.transport import MOST_BYTES_AT_ONCE, ByteCount, Transport
 
@@ -22,4 +23,5 @@ __all__ = [
     "ParameterServer",
     "Transport",
     "find_start",
+    "probe_link",
 ]

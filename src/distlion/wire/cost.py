@@ -92,19 +92,10 @@ def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buc
     return exchange_seconds(pattern, shape, link) + (n_buckets - 1) * further_s
 
 
-TYPICAL_LINK = LinkModel(latency_s=1e-3, rate_bit_per_s=1e9)
-"""The link for which patterns and buckets are chosen, as none is measured.
-
-The choice for it loses least on other links (``benchmarks/results/closed_rule.md``)."""
-
-
-def choose_exchange(
-    shape: BucketShape, link: LinkModel = TYPICAL_LINK, *, weighted: bool = False
-) -> Exchange:
+def choose_exchange(shape: BucketShape, link: LinkModel, *, weighted: bool = False) -> Exchange:
     """Choose the fastest pattern that carries a bucket, perhaps with weighted votes.
 
-    Small buckets take the pattern with the fewest rounds, large ones that with the fewest bytes. Of
-    equals it is the first of ``PATTERNS``.
+    Of equals it is the first of ``PATTERNS``.
 
     Ranks that give equal arguments get equal answers.
     """
@@ -132,7 +123,7 @@ def _rank_seconds(
     return rounds * link.latency_s + further_messages * link.message_s + transfer_s
 
 
-def count_overlap_buckets(shapes: Sequence[BucketShape], link: LinkModel = TYPICAL_LINK) -> int:
+def count_overlap_buckets(shapes: Sequence[tuple[BucketShape, LinkModel]]) -> int:
     """Choose the number of buckets to overlap with the backward pass, instead of a few large ones.
 
     Equation:
@@ -142,11 +133,10 @@ def count_overlap_buckets(shapes: Sequence[BucketShape], link: LinkModel = TYPIC
         T / k + k L shows, least at this k.
 
     Args:
-        shapes: The large buckets.
-        link: The link.
+        shapes: The large buckets, each with its link.
     """
     transfer_s, bucket_s = 0.0, BUCKET_S
-    for shape in shapes:
+    for shape, link in shapes:
         empty = replace(shape, vote_bytes=0, reply_bytes=0)
         least_s = exchange_seconds(AllReduce(), empty, link)
         transfer_s += max(0.0, exchange_seconds(AllReduce(), shape, link) - least_s)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from distlion import layout
 from distlion.kernels import ReplyFormat
 from distlion.votes import RULES, ScaledVote
 from distlion.wire import MOST_BYTES_AT_ONCE
-from distlion.wire.cost import (
-    BUCKET_S,
-    LEAST_OVERLAP_BUCKETS,
-    MOST_OVERLAP_BUCKETS,
-    TYPICAL_LINK,
-)
+from distlion.wire.cost import BUCKET_S, LEAST_OVERLAP_BUCKETS, MOST_OVERLAP_BUCKETS
 from distlion_lab.planning import gradient_all_reduce, local_steps, machine, planner, votes
 from distlion_lab.planning.gradient_all_reduce import BASELINES
 from distlion_lab.planning.line import payload_share
@@ -44,7 +38,6 @@ def build_page_model() -> dict[str, Any]:
         "block_bytes": layout.PLANE_BYTES,
         "block_elements": layout.BLOCK_WORDS * layout.WORD_ELEMENTS,
         "word_elements": layout.WORD_ELEMENTS,
-        "typical_link": asdict(TYPICAL_LINK),
         "align_bytes": layout.ALIGN_BYTES,
         "header_bytes": layout.HEADER_BYTES,
         "float_bytes": layout.FLOAT_BYTES,

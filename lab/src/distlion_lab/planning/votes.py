@@ -105,7 +105,7 @@ def _count_buckets(scenario: Scenario, rule: Aggregation, *, overlap: bool) -> i
     if not overlap:
         return needed
     whole = rule.shape_of(-(-scenario.own_params // needed), scenario.nodes)
-    return max(needed, count_overlap_buckets([whole] * needed))
+    return max(needed, count_overlap_buckets([(whole, scenario.worker_link)] * needed))
 
 
 def _sent_bytes(pattern: Exchange, shape: BucketShape, rank: int) -> int:

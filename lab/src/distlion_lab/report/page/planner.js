@@ -196,7 +196,7 @@ const planner = (() => {
     let buckets = ceilDiv(own, model.bucket_elements);
     if (overlap) {
       const whole = shapeOf(model, rule, ceilDiv(own, buckets), workers);
-      buckets = Math.max(buckets, countOverlapBuckets(model, whole, model.typical_link, buckets));
+      buckets = Math.max(buckets, countOverlapBuckets(model, whole, link, buckets));
     }
     const shape = shapeOf(model, rule, ceilDiv(own, buckets), workers);
     const busiest = Math.max(...[0, workers - 1].map((rank) => pattern.plan(model, shape, rank).sent));

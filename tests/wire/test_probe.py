@@ -5,8 +5,8 @@ import pytest
 import torch.distributed as dist
 
 from cluster import run_workers
-from distlion.wire import ByteCount, Gloo, LinkModel
-from distlion_lab.planning.probe import LinkProbe, probe_link, probe_ranks
+from distlion.wire import ByteCount, Gloo, LinkModel, probe_link
+from distlion.wire.probe import LinkProbe, probe_ranks
 
 pytestmark = pytest.mark.distributed
 

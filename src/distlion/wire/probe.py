@@ -96,6 +96,29 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
     return max(models, key=lambda model: model.rate_bit_per_s)
 
 
+def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> LinkModel | None:
+    """Take the highest latency and the lowest rate of all ranks' models; every rank calls it.
+
+    Args:
+        link: The link between the ranks that must agree; its count of bytes does not change.
+        model: This rank's model; None if it has none.
+        step: The step that errors name.
+
+    Returns:
+        The model, equal on all ranks; None if no rank has one.
+    """
+    mine = (0, 0)
+    if model is not None:
+        mine = (round(model.latency_s * 1e9), max(1, round(model.rate_bit_per_s)))
+    with _uncounted(link):
+        rows = gather_integers(link, mine, step=step)
+    known = [row for row in rows if row[1]]
+    if not known:
+        return None
+    latencies_ns, rates = zip(*known, strict=True)
+    return LinkModel(max(latencies_ns) / 1e9, float(min(rates)))
+
+
 def probe_ranks(link: Transport, *, step: int) -> LinkProbe:
     """Measure all ranks together, then each one while the others only answer it.
 
