@@ -201,7 +201,8 @@ class CrewLocalSteps(LocalSteps):
 
     A newcomer's first ``step()`` is the one in which the others have let it in. It abstains from
     their vote, ignores its gradient, and returns None. ``step()`` and ``vote()`` also raise
-    CrewError if too few workers are left or the store is gone.
+    CrewError if too few workers are left or the store is gone. Without a step since the last vote,
+    ``vote()`` meets nobody, so that it lets no newcomer in.
 
     Args:
         crew: Its workers.
