@@ -164,7 +164,7 @@ def close(rank: int, size: int, port: int) -> Any:
                 os.kill(os.getpid(), signal.SIGKILL)
             before = before or count_sockets()
         while optimizer.committed_step == GOAL - 1 and count_sockets() >= before:
-            crew._ended.wait(0.05)
+            crew._membership.ended.wait(0.05)
 
     options = {**OPTIONS["overlap"], "init_timeout_s": 3}
     return train(crew, options, seed=rank, size=size, each=act), before, count_sockets()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from distlion.crew.carried import encode_state
 from distlion.crew.epoch import Epoch
 from distlion.crew.groups import check_groups, describe_groups, take_groups
+from distlion.crew.membership import Membership
 from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
@@ -20,9 +21,6 @@ from distlion.local.around import Inner
 from distlion.local.common_point import CommonPoint
 from distlion.local.local_steps import LocalSteps
 from distlion.local.votes import LocalVotes
-
-if TYPE_CHECKING:
-    from distlion.crew.crew import Crew
 
 logger = logging.getLogger("distlion")
 
@@ -37,7 +35,7 @@ class CrewCommonPoint(CrewLion, CommonPoint):
     """The common point of a crew; lagging workers take it and the outer state from the first one.
 
     Args:
-        crew: Its workers.
+        membership: This worker's membership in the crew.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         votes: The votes of this worker.
         inner: Its inner optimizer.
@@ -47,7 +45,7 @@ class CrewCommonPoint(CrewLion, CommonPoint):
 
     def __init__(
         self,
-        crew: Crew,
+        membership: Membership,
         buffers: Iterable[Tensor],
         votes: CrewVotes,
         inner: Optimizer,
@@ -56,7 +54,7 @@ class CrewCommonPoint(CrewLion, CommonPoint):
     ) -> None:
         self._votes, self._inner = votes, inner
         self._donor_inner: list[dict[str, Any]] = []
-        super().__init__(crew, *args, buffers=buffers, **options)
+        super().__init__(membership, *args, buffers=buffers, **options)
 
     @property
     def patience_s(self) -> float:
@@ -100,7 +98,7 @@ class CrewVotes(LocalVotes):
     """Vote again after a change of members, with the deltas that this worker still has.
 
     Args:
-        crew: Its workers.
+        membership: This worker's membership in the crew.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         inner: The optimizer that takes the local steps.
         schedule: The schedule of votes.
@@ -116,7 +114,7 @@ class CrewVotes(LocalVotes):
 
     def __init__(
         self,
-        crew: Crew,
+        membership: Membership,
         buffers: Iterable[Tensor],
         inner: Optimizer,
         schedule: Schedule,
@@ -132,7 +130,9 @@ class CrewVotes(LocalVotes):
         encode_state(describe_groups(inner.param_groups, but=_OF_THE_MACHINE))
         self.at: At = ""
         self._is_first = False  # the next call of step() is the one that the others are in
-        make: Callable[..., CommonPoint] = partial(CrewCommonPoint, crew, buffers, self, inner)
+        make: Callable[..., CommonPoint] = partial(
+            CrewCommonPoint, membership, buffers, self, inner
+        )
         super().__init__(inner, schedule, *args, make=make, **options)
 
     def describe(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class CrewLocalSteps(LocalSteps):
     ``vote()`` meets nobody, so that it lets no newcomer in.
 
     Args:
-        crew: Its workers.
+        membership: This worker's membership in the crew.
         inner: As for ``LocalSteps``.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         **options: As for ``LocalSteps``.
@@ -214,10 +214,17 @@ class CrewLocalSteps(LocalSteps):
     _votes: CrewVotes
 
     def __init__(
-        self, crew: Crew, inner: Inner, *, buffers: Iterable[Tensor] = (), **options: Any
+        self,
+        membership: Membership,
+        inner: Inner,
+        *,
+        buffers: Iterable[Tensor] = (),
+        **options: Any,
     ) -> None:
         # Not an attribute: a load that fails restores everything reachable from attributes.
-        self._open_votes = partial(CrewVotes, crew, buffers)  # type: ignore[method-assign]
+        self._open_votes = partial(  # type: ignore[method-assign]
+            CrewVotes, membership, buffers
+        )
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         super().__init__(inner, **options)
 
