@@ -51,7 +51,7 @@ def make_crew(port: int, *, host: str = "127.0.0.1", **options: Any) -> distlion
 def await_members(crew: distlion.Crew, size: int) -> None:
     """Wait until the crew has so many members, or has to form anew for more."""
     while crew.size < size and not crew.wants_change:
-        crew._ended.wait(0.05)
+        crew._membership.ended.wait(0.05)
 
 
 def await_true(holds: Callable[[], bool], *, limit_s: float = 30) -> None:

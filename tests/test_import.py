@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
 import types
+from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,3 +167,17 @@ def test_package_holds_public_names_and_nothing_else() -> None:
 
 def test_version_is_that_of_the_installed_package() -> None:
     assert distlion.__version__ == importlib.metadata.version("distlion")
+
+
+def test_no_module_of_crews_imports_one_that_imports_it_even_for_types() -> None:
+    folder = Path(distlion.__file__).parent / "crew"
+    imported = {
+        f"distlion.crew.{path.stem}": {
+            node.module
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
+        for path in folder.glob("*.py")
+    }
+    assert len(imported) > 10
+    assert set(imported) <= set(TopologicalSorter(imported).static_order())

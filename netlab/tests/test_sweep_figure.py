@@ -2,7 +2,8 @@ import pytest
 from matplotlib import image
 
 from distlion_lab.errors import DataError
-from distlion_lab.report import draw_sweep_figure, tabulate_sweep
+from distlion_netlab.sweep_figure import draw_sweep_figure
+from distlion_netlab.sweep_table import tabulate_sweep
 
 
 def summary(median):

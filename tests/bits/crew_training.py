@@ -96,7 +96,7 @@ class _Member:
             self.optimizer = crew.optimizer(model.list_groups(self.case), **arguments)
         optimizer = self.optimizer
         # All begin together, and go on with fewer: a late starter would miss a vote.
-        crew.min_workers = N_RANKS - 1
+        crew._membership.min_workers = N_RANKS - 1
         while (step := _count_steps(optimizer, self.option)) < until:
             if step == RETURNS:
                 if self.rank == 0:

@@ -86,7 +86,7 @@ def test_an_address_of_ipv6_stands_in_brackets() -> None:
     store = dist.TCPStore("::1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     crew = distlion.Crew(f"[::1]:{store.port}", secret="of this test", store_timeout_s=30)
     assert crew.id == 0
-    crew._rendezvous.end()
+    crew._membership.rendezvous.end()
 
 
 def test_the_limit_of_a_silent_store_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,8 @@ def test_the_limit_of_a_silent_store_is_the_callers(monkeypatch: pytest.MonkeyPa
     )
     crew = make_crew(store.port, store_timeout_s=33)
     assert limits == [33]
-    assert crew._rendezvous.store.plain.timeout.total_seconds() == 33
-    crew._rendezvous.end()
+    assert crew._membership.rendezvous.store.plain.timeout.total_seconds() == 33
+    crew._membership.rendezvous.end()
 
 
 @pytest.mark.parametrize(

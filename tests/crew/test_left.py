@@ -29,7 +29,7 @@ def leave_and_live_on(rank: int, size: int, port: int) -> Any:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     losses: list[str] = []
     kept: list[object] = []
-    note_loss = crew.changes.note_loss
+    note_loss = crew._membership.changes.note_loss
 
     def note(error: BaseException, *args: Any) -> None:
         losses.append(f"{type(error).__name__}: {error}")
@@ -40,7 +40,7 @@ def leave_and_live_on(rank: int, size: int, port: int) -> Any:
             kept.append(optimizer)
             raise ValueError("the batch is bad")
 
-    crew.changes.note_loss = note  # type: ignore[method-assign]
+    crew._membership.changes.note_loss = note  # type: ignore[method-assign]
     try:
         options = {**OPTIONS["majority"], "step_timeout_s": 40}  # longer than the others may take
         result = train(crew, options, seed=rank, each=fail)

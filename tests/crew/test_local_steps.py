@@ -197,6 +197,33 @@ def test_a_newcomer_begins_where_the_others_are(name: str, has_last_vote: bool) 
         assert len({result["own"] for result in results}) == 1
 
 
+def vote_on_nothing(rank: int, size: int, port: int) -> dict[str, Any]:
+    """The last worker comes right after a vote, and the others call ``vote()`` at once."""
+    store = connect(port)
+    if rank == size - 1:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2, max_workers=size)
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        if optimizer.local_step == STRUCK_AT * EVERY and crew.size < size:
+            store.set("come", "")
+            await_true(lambda: crew.wants_change)
+            before = crew.epoch.number
+            optimizer.vote()
+            assert crew.epoch.number == before and optimizer.committed_step == STRUCK_AT
+
+    return train(crew, seed=rank, size=size - 1, each=act)
+
+
+def test_a_newcomer_is_not_let_in_where_nothing_is_voted_on_but_at_the_next_vote() -> None:
+    store = host_store()
+    results = start(vote_on_nothing, 3, store.port)
+    check_equal(results)
+    sizes = {vote: len(ids) for vote, (_, ids) in results[0]["rosters"].items()}
+    assert sizes[STRUCK_AT] == 2
+    assert sizes[STRUCK_AT + 1] == 3
+
+
 def take_local_steps_meanwhile(rank: int, size: int, port: int) -> dict[str, Any]:
     """The first is killed; the second votes, and waits while the third takes local steps."""
     crew, store = make_crew(port, min_workers=2, max_workers=size), connect(port)

@@ -29,7 +29,7 @@ from crews import (
 from distlion import faults
 from distlion.crew import CrewLion
 from distlion.errors import CrewError, ReplicaMismatchError, StepError
-from failures import note_extensions
+from failures import count_looks_as_time, note_extensions
 
 
 def die_at(rank: int, size: int, port: int, name: str, point: faults.Point) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def close(rank: int, size: int, port: int) -> Any:
                 os.kill(os.getpid(), signal.SIGKILL)
             before = before or count_sockets()
         while optimizer.committed_step == GOAL - 1 and count_sockets() >= before:
-            crew._ended.wait(0.05)
+            crew._membership.ended.wait(0.05)
 
     options = {**OPTIONS["overlap"], "init_timeout_s": 3}
     return train(crew, options, seed=rank, size=size, each=act), before, count_sockets()
@@ -218,12 +218,13 @@ def be_busy(rank: int, size: int, port: int) -> dict[str, Any]:
     crew = make_crew(port, min_workers=2, max_workers=size)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     note_extensions(store, "busy")
+    count_looks_as_time()
 
     def act(optimizer: CrewLion) -> None:
         if rank == 0 and optimizer.committed_step == STRUCK_AT and crew.size == size:
             store.wait(["busy/extended 2"])
 
-    return train(crew, OPTIONS["majority"], seed=rank, each=act)
+    return train(crew, {**OPTIONS["majority"], "step_timeout_s": 60}, seed=rank, each=act)
 
 
 def test_a_member_that_is_busy_elsewhere_is_waited_for() -> None:

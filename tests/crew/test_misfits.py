@@ -110,7 +110,7 @@ def come_as_misfits(rank: int, size: int, port: int) -> Any:
         if optimizer.committed_step == STRUCK_AT:
             store.set("come", "")
             while not store.check(["refused"]) and not crew.wants_change:
-                crew._ended.wait(0.05)
+                crew._membership.ended.wait(0.05)
         hold(crew, size)(optimizer)
 
     return train(crew, OPTIONS["majority"], seed=rank, size=size - 1, each=act)

@@ -90,7 +90,7 @@ def join_together(rank: int, size: int, port: int, n_first: int) -> dict[str, An
     seen: list[tuple[int, ...]] = []
 
     def all_ask() -> bool:
-        found = crew._rendezvous.store
+        found = crew._membership.rendezvous.store
         return sum(found.check([each.ready]) for each in list_asks(found)) == size - n_first
 
     def act(optimizer: CrewLion) -> None:
@@ -136,7 +136,7 @@ def join_as_a_stranger(rank: int, size: int, port: int) -> Any:
             store.set("come", "")
         if optimizer.committed_step == GOAL - 1:
             while not store.check(["refused"]) and not crew.wants_change:
-                crew._ended.wait(0.05)
+                crew._membership.ended.wait(0.05)
 
     crew = make_crew(port, min_workers=2)
     return train(crew, OPTIONS["majority"], seed=rank, size=size - 1, each=hold)
@@ -162,9 +162,9 @@ def lose_sight(rank: int, size: int, port: int) -> dict[str, Any]:
         nonlocal is_blind
         if is_blind and crew.size == 2 and optimizer.committed_step == STRUCK_AT:
             is_blind = False
-            crew._rendezvous._handler._stop_heartbeats()
-            crew._lookout._look_for_asks = lambda epoch: False  # type: ignore[method-assign]
-            crew._rendezvous.say_alive = lambda word: None  # type: ignore[method-assign]
+            crew._membership.rendezvous._handler._stop_heartbeats()
+            crew._membership._lookout._look_for_asks = lambda epoch: False  # type: ignore[method-assign]
+            crew._membership.rendezvous.say_alive = lambda word: None  # type: ignore[method-assign]
             if store.add("blind", 1) == 2:
                 store.set("come", "")
             await_true(lambda: store.check(["trained"]))

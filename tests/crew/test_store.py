@@ -59,7 +59,7 @@ def lose_store(rank: int, size: int, port: int, how: signal.Signals, folder: str
         is_due = step == SAVED_AT and step not in digests
         digests[step] = b"".join(bytes(param.detach().numpy()) for param in model.parameters())
         if is_due:
-            scheduler = crew.carried._carried["scheduler"]
+            scheduler = crew._membership.carried._carried["scheduler"]
             distlion.save_checkpoint(folder, model, optimizer, scheduler)  # type: ignore[arg-type]
         if rank == 0 and step == STRUCK_AT:
             control.set("struck_s", str(time.monotonic()))
@@ -85,7 +85,7 @@ def resume(rank: int, size: int, port: int, folder: str) -> dict[str, Any]:
 
     def load(optimizer: CrewLion) -> None:
         if not loaded:
-            scheduler = crew.carried._carried["scheduler"]
+            scheduler = crew._membership.carried._carried["scheduler"]
             found = distlion.load_checkpoint(folder, model, optimizer, scheduler)  # type: ignore[arg-type]
             digest = b"".join(bytes(param.detach().numpy()) for param in model.parameters())
             loaded.append((found.step, digest))

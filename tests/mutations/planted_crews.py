@@ -99,7 +99,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: an epoch that could not be formed is decided on again",
-        "crew/crew.py",
+        "crew/membership.py",
         "before, self._previous, found = self._previous, None, None",
         "before, found = self._previous, None",
         CREWS,
@@ -120,9 +120,9 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: who sits out holds the others up",
-        "crew/crew.py",
-        "                self._rendezvous.leave()\n                self._ended.wait(seconds)",
-        "                self._ended.wait(seconds)",
+        "crew/membership.py",
+        "                self.rendezvous.leave()\n                self.ended.wait(seconds)",
+        "                self.ended.wait(seconds)",
         FOUND,
     ),
     Mutation(

@@ -170,7 +170,7 @@ LOCAL_PARTS = (
         "a load that fails puts a crew back",
         "crew/local_steps.py",
         "        self._open_votes = partial(",
-        "        self._crew = crew\n        self._open_votes = partial(",
+        "        self._membership = membership\n        self._open_votes = partial(",
         ("crew/test_local_steps_saved.py",),
     ),
 )

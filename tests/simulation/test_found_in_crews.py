@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from distlion.crew import Crew, epoch
+from distlion.crew import epoch
 from distlion.crew.epoch import Epoch, Member
 from distlion.crew.lookout import Lookout
+from distlion.crew.membership import Membership
 from distlion.peers import routing
 from distlion.wire import LinkModel, Transport, probe_link
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
@@ -211,17 +212,19 @@ def test_who_wakes_as_others_begin_an_epoch_does_not_wait_for_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It looks for their epoch just before they begin it, and waits just after."""
-    find, n_widened = Crew._ask, 0
+    find, n_widened = Membership._ask, 0
 
-    def find_slowly(crew: Crew, own: Member, before: Epoch | None) -> tuple[Epoch | None, int]:
+    def find_slowly(
+        membership: Membership, own: Member, before: Epoch | None
+    ) -> tuple[Epoch | None, int]:
         nonlocal n_widened
-        found, last = find(crew, own, before)
+        found, last = find(membership, own, before)
         if found is None and before is not None:
             n_widened += 1
             epoch.time.sleep(0.3)
         return found, last
 
-    monkeypatch.setattr(Crew, "_ask", find_slowly)
+    monkeypatch.setattr(Membership, "_ask", find_slowly)
     for seconds in (2.63, 2.65, 2.67, 2.69):
         held = CrewFault("stop", 1, "training", 0, 20, seconds=seconds)
         outcome = play_crew(make_crew_plan(1, held, goal=100))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import weakref
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -15,33 +13,22 @@ from torch import Tensor
 from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
-from distlion.crew.admission import ask
-from distlion.crew.carried import Carried, CarriedState
-from distlion.crew.changes import Changes
+from distlion.crew.carried import Carried
 from distlion.crew.ending import have_all_finished
 from distlion.crew.endpoint import parse_endpoint
 from distlion.crew.epoch import (
-    QUICK_S,
     Epoch,
     disconnect,
-    follow,
-    is_left_out,
-    meet,
-    read_decision,
-    take_id,
 )
 from distlion.crew.local_steps import CrewLocalSteps
-from distlion.crew.lookout import Lookout
-from distlion.crew.member import Member, describe_self
+from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
-from distlion.crew.patience import Patience
 from distlion.crew.rendezvous import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, TooFewError
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.around import Inner
 from distlion.step.hyperparameters import check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
-from distlion.step.settings import Settings
 
 logger = logging.getLogger("distlion")
 
@@ -118,9 +105,7 @@ class Crew:
                 endpoint,
                 SECRET_VARIABLE,
             )
-        self.newcomers: Newcomers = newcomers
-        self.min_workers = min_workers
-        self._rendezvous = Rendezvous(
+        rendezvous = Rendezvous(
             endpoint,
             run_id=run_id,
             secret=secret,
@@ -129,23 +114,20 @@ class Crew:
             store_timeout_s=store_timeout_s,
         )
         try:
-            self._id = take_id(self._rendezvous.store)
+            self._membership = Membership(
+                rendezvous,
+                min_workers=min_workers,
+                newcomers=newcomers,
+                wait_timeout_s=wait_timeout_s,
+            )
         except DistError as error:
             raise CrewError(f"the store at {endpoint} is gone ({error})") from error
-        self.carried, self.changes = CarriedState(), Changes()
         self._optimizer: weakref.ref[CrewLion] | None = None
-        self._epoch: Epoch | None = None
-        self._previous: Epoch | None = None
-        self._tried, self._others_until_s = set[int](), 0.0
-        self.patience = Patience(wait_timeout_s)
-        self._lookout = Lookout(self._rendezvous, self._id)
-        self._ended = self._lookout.ended
-        weakref.finalize(self, self._ended.set)
 
     @property
     def id(self) -> int:
         """The number of this worker, unique in the run."""
-        return self._id
+        return self._membership.id
 
     @property
     def epoch(self) -> Epoch:
@@ -154,9 +136,7 @@ class Crew:
         Raises:
             CrewError: No epoch was formed yet.
         """
-        if self._epoch is None:
-            raise CrewError("the crew has formed no epoch yet; make its optimizer first")
-        return self._epoch
+        return self._membership.epoch
 
     @property
     def rank(self) -> int:
@@ -175,7 +155,7 @@ class Crew:
         Raises:
             CrewError: The store is gone.
         """
-        return self._lookout.wants_change
+        return self._membership.wants_change
 
     def optimizer(
         self,
@@ -205,7 +185,7 @@ class Crew:
         if self._optimizer is not None:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
         self.carry(**(carry or {}))
-        optimizer = CrewLion(self, params, *args, buffers=buffers, **options)
+        optimizer = CrewLion(self._membership, params, *args, buffers=buffers, **options)
         self._begin(optimizer)
         return optimizer
 
@@ -239,7 +219,7 @@ class Crew:
         if self._optimizer is not None:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
         self.carry(**(carry or {}))
-        optimizer = CrewLocalSteps(self, inner, buffers=buffers, **options)
+        optimizer = CrewLocalSteps(self._membership, inner, buffers=buffers, **options)
         self._begin(optimizer.point)
         return optimizer
 
@@ -252,123 +232,10 @@ class Crew:
 
         A newcomer makes its scheduler after its optimizer has joined; this call loads its state.
         """
-        has_taken = self.carried.add(carried)
+        has_taken = self._membership.carried.add(carried)
         optimizer = None if self._optimizer is None else self._optimizer()
         if has_taken and optimizer is not None:
             optimizer.take_donor_groups()  # a new scheduler has set its first rate
-
-    def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
-        """Describe this worker as a member.
-
-        Args:
-            epoch: The last epoch that it completed.
-            step: Number of steps in its parameters.
-            calls: Number of its local steps; 0 where every step is a vote.
-            settings: Digest of the settings that must be equal on all.
-        """
-        return describe_self(self._id, epoch=epoch, step=step, calls=calls, settings=settings)
-
-    def find_next(
-        self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
-    ) -> Epoch:
-        """Find the next epoch: among survivors, by asking the members, or at the rendezvous.
-
-        Args:
-            own: This worker.
-            lost: Ranks, in the epoch found last, of workers known to be lost.
-            patience_s: Seconds within which the others follow this worker.
-
-        Raises:
-            CrewError: The store is gone, or the others train with other settings than this worker.
-            TooFewError: Too few came to the rendezvous in time.
-            FormingError: A worker that came to it is gone again.
-        """
-        before, self._previous, found = self._previous, None, None
-        # Members that fail twice may reach the store but not each other, and then need others.
-        is_over = self._lookout.pause() or self.patience.failures > 1
-        if before is not None and not is_over:
-            found = follow(
-                self._rendezvous,
-                before,
-                own,
-                {before.members[rank].id for rank in lost},
-                min_workers=self.min_workers,
-                until_s=patience_s + max(time.monotonic(), self._others_until_s),
-            )
-        if found is None:
-            found, last = self._ask(own, before)
-        if found is None:
-            logger.info("worker %d waits for %d workers or more", self._id, self.min_workers)
-            limit_s, least = self.patience.next_wait_s(), self.min_workers
-            found = meet(self._rendezvous, own, min_workers=least, limit_s=limit_s, last=last)
-        self._previous = found
-        self._tried.add(found.number)
-        self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
-        return found
-
-    def _ask(self, own: Member, before: Epoch | None) -> tuple[Epoch | None, int]:
-        """Ask the members to let this worker in, if others have begun an epoch without it.
-
-        Returns:
-            The epoch, and the number of the last one begun: a later one ends the wait for a round.
-
-        Raises:
-            CrewError: They train with other settings.
-        """
-        last = 0
-        with suppress(DistError):  # a store that is gone is noticed where it is needed
-            last = self._rendezvous.find_last_begun()
-            is_outside = last > own.epoch and last not in self._tried
-            if is_outside or (before is not None and is_left_out(before, own)):
-                # With an unreachable member, the others would try to form epochs forever.
-                self._ended.wait(self.patience.find_pause_s())
-                logger.info("worker %d asks the members to let it in", self._id)
-                decision = ask(self._rendezvous.store, own)
-                if decision is not None:
-                    return read_decision(self._rendezvous, decision, own), last
-        return None, last
-
-    def enter(self, epoch: Epoch, *, seconds: float, settings: Settings) -> None:
-        """Note that an epoch was formed, and log the members that left or came, with reasons.
-
-        Args:
-            epoch: The epoch.
-            seconds: Seconds that it took.
-            settings: The optimizer's settings, with the limits of operations on process groups.
-        """
-        self.changes.note_epoch(epoch, seconds=seconds)
-        self._epoch, self._others_until_s = epoch, 0.0
-        self.patience.rest()
-        self._tried.clear()
-        self._lookout.watch(
-            epoch,
-            longest_operation_s=settings.group_timeout_s,
-            users_operation_s=settings.connect_timeout_s,
-        )
-        if epoch.place == 0:
-            with suppress(DistError):  # a store that is gone is noticed where it is needed
-                self._rendezvous.note_begun(epoch.number)
-            self._rendezvous.publish(epoch.describe())
-
-    def sit_out(self, epoch: Epoch) -> None:
-        """Let the others form an epoch without this worker, in case it is the obstacle.
-
-        Workers that reach the store but not each other would try to form an epoch forever. From the
-        second failure on, one of them stays away for a while, longer each time. Nobody knows which
-        worker is unreachable, so they take turns, which the store counts.
-        """
-        ids, store = sorted(member.id for member in epoch.members), self._rendezvous.store
-        self.patience.failures += 1
-        seconds = self.patience.find_pause_s()
-        if not seconds or len(ids) <= self.min_workers:
-            return
-        with suppress(DistError):  # a store that is gone is noticed where it is needed
-            turn = store.add(_TURNS, 0)
-            if ids[-1 - turn % len(ids)] == self._id:
-                logger.warning("worker %d lets others form an epoch for %g s", self._id, seconds)
-                self._rendezvous.leave()
-                self._ended.wait(seconds)
-                store.add(_TURNS, 1)
 
     def finish(self) -> None:
         """Wait until all members have finished; a lagging member gets its last step here.
@@ -378,8 +245,9 @@ class Crew:
         Raises:
             CrewError: The store is gone.
         """
+        membership = self._membership
         optimizer = None if self._optimizer is None else self._optimizer()
-        if optimizer is None or self._epoch is None:
+        if optimizer is None or not membership.has_epoch:
             return
         try:
             while not have_all_finished(self.epoch, optimizer):
@@ -393,9 +261,9 @@ class Crew:
         except CrewError as error:
             if not isinstance(error.__cause__, TooFewError):
                 raise
-            logger.warning("worker %d has finished, the last of all: %s", self._id, error)
-        self._ended.set()
-        self._rendezvous.close()
+            logger.warning("worker %d has finished, the last of all: %s", membership.id, error)
+        membership.ended.set()
+        membership.rendezvous.close()
 
     def __enter__(self) -> Crew:
         return self
@@ -417,12 +285,13 @@ class Crew:
             self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
-        self._ended.set()
+        membership = self._membership
+        membership.ended.set()
         if error is not None:
-            self.changes.say_goodbye(error)
+            membership.changes.say_goodbye(error)
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is not None:
             optimizer.leave(None if error is None else name_error(error))
         elif self._optimizer is not None:  # freed, and the group of its epoch is not
             disconnect(has_failed=False)
-        self._rendezvous.end()
+        membership.rendezvous.end()

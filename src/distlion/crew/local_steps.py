@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from distlion.crew.carried import encode_state
 from distlion.crew.epoch import Epoch
 from distlion.crew.groups import check_groups, describe_groups, take_groups
+from distlion.crew.membership import Membership
 from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
@@ -20,9 +21,6 @@ from distlion.local.around import Inner
 from distlion.local.local_steps import LocalSteps
 from distlion.local.votes import LocalVotes
 from distlion.step.stage import Stage
-
-if TYPE_CHECKING:
-    from distlion.crew.crew import Crew
 
 logger = logging.getLogger("distlion")
 
@@ -37,7 +35,7 @@ class CrewVotes(LocalVotes):
     """Vote again after a change of members, with the deltas that this worker still has.
 
     Args:
-        crew: Its workers.
+        membership: This worker's membership in the crew.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         inner: The optimizer that takes the local steps.
         schedule: The schedule of votes.
@@ -53,7 +51,7 @@ class CrewVotes(LocalVotes):
 
     def __init__(
         self,
-        crew: Crew,
+        membership: Membership,
         buffers: Iterable[Tensor],
         inner: Optimizer,
         schedule: Schedule,
@@ -72,7 +70,9 @@ class CrewVotes(LocalVotes):
         self._donor_groups: list[dict[str, Any]] = []
 
         def make(stages: Sequence[Stage], *args: Any, **options: Any) -> CrewLion:
-            return CrewLion.with_stages(stages, crew, *args, buffers=buffers, local=self, **options)
+            return CrewLion.with_stages(
+                stages, membership, *args, buffers=buffers, local=self, **options
+            )
 
         super().__init__(inner, schedule, *args, make=make, **options)
 
@@ -173,10 +173,11 @@ class CrewLocalSteps(LocalSteps):
 
     A newcomer's first ``step()`` is the one in which the others have let it in. It abstains from
     their vote, ignores its gradient, and returns None. ``step()`` and ``vote()`` also raise
-    CrewError if too few workers are left or the store is gone.
+    CrewError if too few workers are left or the store is gone. Without a step since the last vote,
+    ``vote()`` meets nobody, so that it lets no newcomer in.
 
     Args:
-        crew: Its workers.
+        membership: This worker's membership in the crew.
         inner: As for ``LocalSteps``.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         **options: As for ``LocalSteps``.
@@ -185,10 +186,17 @@ class CrewLocalSteps(LocalSteps):
     _votes: CrewVotes
 
     def __init__(
-        self, crew: Crew, inner: Inner, *, buffers: Iterable[Tensor] = (), **options: Any
+        self,
+        membership: Membership,
+        inner: Inner,
+        *,
+        buffers: Iterable[Tensor] = (),
+        **options: Any,
     ) -> None:
         # Not an attribute: a load that fails restores everything reachable from attributes.
-        self._open_votes = partial(CrewVotes, crew, buffers)  # type: ignore[method-assign]
+        self._open_votes = partial(  # type: ignore[method-assign]
+            CrewVotes, membership, buffers
+        )
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         super().__init__(inner, **options)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from distlion.crew import carried
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.epoch import QUICK_S, Epoch, call_roll, connect, disconnect
 from distlion.crew.groups import describe_groups, take_groups
+from distlion.crew.membership import Membership
 from distlion.crew.rendezvous import FormingError, MissingError
 from distlion.errors import (
     CorruptFrameError,
@@ -51,9 +52,6 @@ from distlion.step.settings import Settings
 from distlion.step.shard_pieces import ShardPieces
 from distlion.wire.verdict import with_error
 from distlion.wire.watch import watch_peers
-
-if TYPE_CHECKING:
-    from distlion.crew.crew import Crew
 
 logger = logging.getLogger("distlion")
 
@@ -104,7 +102,7 @@ class CrewLion(DistributedLion):
     """A ``DistributedLion`` whose workers may change between two steps.
 
     Args:
-        crew: Its workers.
+        membership: This worker's membership in the crew.
         params: As for ``DistributedLion``.
         *args: As for ``DistributedLion``.
         buffers: Tensors that a newcomer takes from the most advanced worker.
@@ -118,7 +116,7 @@ class CrewLion(DistributedLion):
 
     def __init__(
         self,
-        crew: Crew,
+        membership: Membership,
         params: ParamsT,
         *args: Any,
         buffers: Iterable[Tensor] = (),
@@ -134,7 +132,7 @@ class CrewLion(DistributedLion):
                 "init_process_group() out"
             )
         options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
-        self._crew, self._buffers, self._local = crew, list(buffers), local
+        self._membership, self._buffers, self._local = membership, list(buffers), local
         self._whole_epoch = 0
         self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, **options)
@@ -170,7 +168,7 @@ class CrewLion(DistributedLion):
     @property
     def traffic(self) -> CrewTraffic:
         """Bytes and messages of this worker in all epochs, and the changes of members."""
-        return replace(self._crew.changes.counted, **asdict(super().traffic))
+        return replace(self._membership.changes.counted, **asdict(super().traffic))
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:
@@ -205,7 +203,7 @@ class CrewLion(DistributedLion):
         if lifecycle.is_dead or not lifecycle.is_ready:
             self._form_after(lifecycle.death)
             return False
-        self._crew.carried.check()
+        self._membership.carried.check()
         before = self.committed_step
         try:
             self._run_step(closure)
@@ -222,13 +220,13 @@ class CrewLion(DistributedLion):
     def _form_after(self, error: BaseException | None) -> None:
         """Form the next epoch after the error that ended this one; None if there was none."""
         if error is not None:
-            self._crew.changes.note_loss(error, self._crew.epoch)
+            self._membership.changes.note_loss(error, self._membership.epoch)
         self.form(_find_lost(error), patience_s=self.patience_s)
 
     def _gather_inputs(self) -> StepInputs:
         """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
         inputs = super()._gather_inputs()
-        if not self._crew.wants_change:
+        if not self._membership.wants_change:
             return inputs
         header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
         return replace(inputs, header=header)
@@ -257,28 +255,30 @@ class CrewLion(DistributedLion):
             ReplicaMismatchError: Workers at one step have different parameters.
         """
         self._session.lifecycle.check_whole()
-        crew, began_s = self._crew, time.monotonic()
+        membership, began_s = self._membership, time.monotonic()
         while True:
             self._let_go()
             epoch, step = None, self.committed_step
             settings = self._digest_settings()
             calls = 0 if self._local is None else self._local.n_calls
-            own = crew.describe(epoch=self._whole_epoch, step=step, calls=calls, settings=settings)
+            own = membership.describe(
+                epoch=self._whole_epoch, step=step, calls=calls, settings=settings
+            )
             self._fire_forming("arrive")
             try:
-                epoch = crew.find_next(own, lost, patience_s=patience_s)
+                epoch = membership.find_next(own, lost, patience_s=patience_s)
                 self._fire_forming("roster")
                 self._enter(epoch)
             except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
                 # The search for the next epoch finds out if the store is gone.
-                crew.patience.check(error)
+                membership.patience.check(error)
                 lost, patience_s = _find_lost(error), QUICK_S
                 if epoch is not None:
                     # If nobody is known to be gone, newcomers may be the reason for the failure.
                     lost = lost or epoch.guests
                     logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
-                    crew.changes.note_loss(error, epoch)
-                    crew.sit_out(epoch)
+                    membership.changes.note_loss(error, epoch)
+                    membership.sit_out(epoch)
                 continue
             except ReplicaMismatchError as error:
                 self._set_back(error)
@@ -292,7 +292,7 @@ class CrewLion(DistributedLion):
                 logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
                 lost, patience_s = blamed, QUICK_S
                 continue
-            crew.enter(epoch, seconds=time.monotonic() - began_s, settings=self._settings)
+            membership.enter(epoch, seconds=time.monotonic() - began_s, settings=self._settings)
             return
 
     def catch_up(self) -> None:
@@ -330,7 +330,7 @@ class CrewLion(DistributedLion):
     def _fire_forming(self, point: faults.FormingPoint) -> None:
         if faults.armed:
             step = self.committed_step
-            faults.fire(rank=self._crew.id, step=step, point=point, subject=self)
+            faults.fire(rank=self._membership.id, step=step, point=point, subject=self)
 
     def _digest_settings(self) -> int:
         """Digest the settings that must be equal on all members in all steps."""
@@ -340,7 +340,7 @@ class CrewLion(DistributedLion):
     def _list_crew_lines(self) -> list[str]:
         """List lines, beside those of any optimizer, that must be equal on all members."""
         return [
-            f"newcomers: {self._crew.newcomers}",
+            f"newcomers: {self._membership.newcomers}",
             *(
                 f"rule of group {number}: {group['aggregation']!r}"
                 for number, group in enumerate(self.param_groups)
@@ -419,7 +419,7 @@ class CrewLion(DistributedLion):
         taken = list(zip(own, new, strict=True)) if epoch.takes_parameters else []
         if epoch.has_laggards:
             taken += self._fetch_buffers(epoch)
-        if epoch.has_newcomers and epoch.members[0].epoch and self._crew.newcomers != "zeros":
+        if epoch.has_newcomers and epoch.members[0].epoch and self._membership.newcomers != "zeros":
             taken += self._fetch_momenta(epoch)
         return taken
 
@@ -432,7 +432,7 @@ class CrewLion(DistributedLion):
         """Return the state, apart from tensors, that the first worker gives lagging workers."""
         return {
             "groups": describe_groups(self.param_groups),
-            "carried": self._crew.carried.describe(),
+            "carried": self._membership.carried.describe(),
             "checkpoints": hand_on_identities(self),
             **({} if self._local is None else self._local.describe()),
         }
@@ -451,7 +451,7 @@ class CrewLion(DistributedLion):
                 {key: value for key, value in group.items() if key != AGREEMENT_KEY}
                 for group in given["groups"]
             ]
-            self._crew.carried.take(given["carried"])
+            self._membership.carried.take(given["carried"])
             take_identities(self, given["checkpoints"])
         if self._local is not None:
             self._local.take(epoch, given)
@@ -460,14 +460,14 @@ class CrewLion(DistributedLion):
         """Return a newcomer's momenta, from members that have them."""
         members = epoch.members
         sources = [rank for rank, member in enumerate(members) if member.epoch]
-        if self._crew.newcomers == "donor":
+        if self._membership.newcomers == "donor":
             sources = sources[:1]
         pairs = []
         for param in self._all_params():
             if "exp_avg" in self.state.get(param, {}):
                 own = self.state[param]["exp_avg"]
                 momenta = (self._broadcast(own, source=source) for source in sources)
-                pairs.append((own, begin_momentum(momenta, self._crew.newcomers)))
+                pairs.append((own, begin_momentum(momenta, self._membership.newcomers)))
         return pairs if members[epoch.place].epoch == 0 else []
 
     def _broadcast(self, tensor: Tensor, *, source: int) -> Tensor:

@@ -168,7 +168,8 @@ class CrewWorker:
         )
         self._crew, self._diary.id = crew, crew.id
         self._keep(crew)
-        find_next, enter = crew.find_next, crew.enter
+        membership = crew._membership
+        find_next, enter = membership.find_next, membership.enter
 
         def note_and_find(own: Member, lost: Collection[int], **options: float) -> Epoch:
             self._note_forming(own)
@@ -184,7 +185,8 @@ class CrewWorker:
             self._note_entry(epoch)
             enter(epoch, **options)
 
-        crew.find_next, crew.enter = note_and_find, enter_and_note  # type: ignore[method-assign]
+        membership.find_next = note_and_find  # type: ignore[method-assign]
+        membership.enter = enter_and_note  # type: ignore[method-assign]
         with crew:
             self._train_in(crew)
 
