@@ -17,8 +17,8 @@ from distlion_lab.training.delta_worker import find_delta_rule
 from distlion_lab.training.loop import TrainingLoop
 from distlion_lab.training.run import load_task
 from distlion_lab.training.run_settings import RunSettings
-from distlion_lab.training.virtual_loop import VirtualLoop, digest_parameters
-from distlion_lab.training.workers import MethodRun
+from distlion_lab.training.virtual_loop import VirtualLoop
+from distlion_lab.training.workers import MethodRun, digest_parameters
 
 pytestmark = pytest.mark.distributed
 
