@@ -18,7 +18,7 @@ from distlion.step import MomentumSync
 from distlion.step.hyperparameters import OF_THE_WHOLE
 from distlion.step.momentum import _FIRST_LOOK
 from distlion.step.settings import Settings
-from distlion_lab.baselines import VirtualBaseline
+from distlion_lab.baselines.virtual import VirtualBaseline
 
 Make = Callable[[list[tuple[str, nn.Parameter]]], Any]
 

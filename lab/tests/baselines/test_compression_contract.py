@@ -5,15 +5,13 @@ import math
 import pytest
 import torch
 
-from distlion_lab.baselines import (
-    DeepGradientCompression,
-    GradDrop,
-    HalfPrecision,
-    TernGrad,
-    TopBits,
-    Worker,
-    gathered_bytes,
-)
+from distlion_lab.baselines.base import gathered_bytes
+from distlion_lab.baselines.dgc import DeepGradientCompression
+from distlion_lab.baselines.graddrop import GradDrop
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.terngrad import TernGrad
+from distlion_lab.baselines.top_bits import TopBits
+from distlion_lab.baselines.worker import Worker
 
 METHODS = [
     TernGrad(),

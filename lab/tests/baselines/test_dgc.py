@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion_lab.baselines import DeepGradientCompression, Worker
+from distlion_lab.baselines.dgc import DeepGradientCompression
 from distlion_lab.baselines.sparse import SparsePayload
+from distlion_lab.baselines.worker import Worker
 
 SCALAR = torch.zeros(())
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines import GradDrop, Worker
-from distlion_lab.baselines.graddrop import MIN_SAMPLE_ELEMENTS
+from distlion_lab.baselines.graddrop import MIN_SAMPLE_ELEMENTS, GradDrop
+from distlion_lab.baselines.worker import Worker
 
 SCALAR = torch.zeros(())
 

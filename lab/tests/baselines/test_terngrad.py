@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines import TernGrad
+from distlion_lab.baselines.terngrad import TernGrad
 
 
 def compress(grad, scalar, *, seed=0, method=None):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from distlion.errors import DataError, InvalidArgumentError
-from distlion_lab.tasks import ByBook, ByClass, Contiguous, Even, seeded_generator
+from distlion_lab.tasks.base import seeded_generator
+from distlion_lab.tasks.partition import ByBook, ByClass, Contiguous, Even
 
 CLASSES = 10
 PER_CLASS = 1000

@@ -9,11 +9,12 @@ import time
 import pytest
 
 from distlion.errors import InvalidArgumentError, WorkerFailedError
-from distlion_lab.training import CheckpointSettings, TrainSettings, train
 from distlion_lab.training import crew_workers as crew_workers_module
+from distlion_lab.training.checkpoints import CheckpointSettings
 from distlion_lab.training.crew_loop import Ending
 from distlion_lab.training.crew_workers import train_crew
-from distlion_lab.training.run import load_task
+from distlion_lab.training.run import load_task, train
+from distlion_lab.training.train_settings import TrainSettings
 from run_records import make_record
 
 pytestmark = pytest.mark.distributed

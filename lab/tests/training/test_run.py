@@ -7,14 +7,9 @@ import sys
 import pytest
 
 from distlion.errors import DataError, InvalidArgumentError
-from distlion_lab.training import (
-    FIGURE_NAME,
-    RECORD_NAME,
-    Overlap,
-    TaskName,
-    TrainSettings,
-    train,
-)
+from distlion_lab.training.record import RECORD_NAME
+from distlion_lab.training.run import FIGURE_NAME, train
+from distlion_lab.training.train_settings import Overlap, TaskName, TrainSettings
 from signals import hear_ctrl_c
 
 PROMISED = {

@@ -5,9 +5,9 @@ import pytest
 
 from comparisons import TINY_GPT, make_run
 from distlion.errors import DataError, InvalidArgumentError
-from distlion_lab.tasks import Tokenizer
-from distlion_lab.training import PartitionName, Schedule, TaskName
+from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.methods import find_method
+from distlion_lab.training.train_settings import PartitionName, Schedule, TaskName
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import GPT2Config
 
 from distlion.optim import DistributedLion, Lion, is_trying_overlap, rehearse_step
 from distlion.wire import wire_bytes
-from distlion_lab.baselines import compress_gradients, wrap_in_ddp
+from distlion_lab.baselines.ddp import compress_gradients, wrap_in_ddp
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion_lab.tasks.models import build_language_model
 from distlion_netlab.device import EmulatedModel

@@ -31,25 +31,17 @@ from distlion_lab.cli.options import (
 from distlion_lab.cli.progress import LiveDisplay
 from distlion_lab.cli.quantity import number_option, read_rate, read_seconds, whole_option
 from distlion_lab.cli.table import build_table, print_table
-from distlion_lab.planning import count_cores, parse_whole
-from distlion_lab.report import (
-    list_warnings,
-    read_comparison,
-    tabulate_outcome,
-    write_comparison_report,
-)
-from distlion_lab.training import (
-    DEFAULT_METHODS,
-    METHOD_NAMES,
-    PRESETS,
-    CompareProgress,
-    CompareSettings,
-    Preset,
-    Schedule,
-    TaskName,
-    compare,
-    make_quick,
-)
+from distlion_lab.planning.checkup import count_cores
+from distlion_lab.planning.quantity import parse_whole
+from distlion_lab.report.comparison import read_comparison
+from distlion_lab.report.comparison_report import write_comparison_report
+from distlion_lab.report.comparison_tables import tabulate_outcome
+from distlion_lab.report.comparison_warnings import list_warnings
+from distlion_lab.training.compare import CompareProgress, compare
+from distlion_lab.training.compare_settings import DEFAULT_METHODS, CompareSettings
+from distlion_lab.training.methods import METHOD_NAMES
+from distlion_lab.training.presets import PRESETS, Preset, make_quick
+from distlion_lab.training.train_settings import Schedule, TaskName
 
 EXAMPLE = (
     "Example: distlion compare --task images --methods majority,average,global-lion --workers 4,8 "

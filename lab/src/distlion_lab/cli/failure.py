@@ -23,7 +23,7 @@ from distlion.errors import (
     StepError,
     WorkerFailedError,
 )
-from distlion_lab.training import torchrun_world_size
+from distlion_lab.training.train_settings import torchrun_world_size
 
 # Names of arguments in the library, where the option has another name.
 _ALIASES = {

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from distlion_lab.cli.quantity import number_option, whole_option
-from distlion_lab.tasks import Tokenizer
-from distlion_lab.training import PartitionName, Schedule, TaskName
+from distlion_lab.tasks.text import Tokenizer
+from distlion_lab.training.train_settings import PartitionName, Schedule, TaskName
 
 Task = Annotated[TaskName, typer.Option(help="Task to train.")]
 Steps = Annotated[int | None, whole_option(help="Optimizer steps.", show_default="200")]

@@ -29,19 +29,19 @@ from distlion_lab.cli.options import (
 )
 from distlion_lab.cli.quantity import number_option, read_seconds, whole_option
 from distlion_lab.cli.training_run import Runs, show_record
-from distlion_lab.training import (
-    AUTO,
+from distlion_lab.training.checkpoints import CheckpointSettings
+from distlion_lab.training.methods import RULE_NAMES
+from distlion_lab.training.record import Record
+from distlion_lab.training.train_settings import (
     DEFAULT_RULE,
-    RULE_NAMES,
-    CheckpointSettings,
     OnDisagreement,
     Overlap,
-    Record,
     Schedule,
     TaskName,
     TrainSettings,
     torchrun_world_size,
 )
+from distlion_lab.training.workers import AUTO
 
 EXAMPLE = "Example: distlion train --task text --workers 4 --steps 200 --data my_text.txt"
 _RUNS = Path("runs")

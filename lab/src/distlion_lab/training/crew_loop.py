@@ -12,8 +12,8 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.crew import Crew, CrewLion
-from distlion_lab.baselines import ring_all_reduce_bytes
-from distlion_lab.tasks import Task
+from distlion_lab.baselines.ring import ring_all_reduce_bytes
+from distlion_lab.tasks.base import Task
 from distlion_lab.training.device import find_device
 from distlion_lab.training.gradient import compute_gradient
 from distlion_lab.training.history import Series

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from distlion_lab.tasks import Batch, batch_loss, seeded_generator
+from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion_lab.training.device import move_batch
 
 # A stream apart from the data's: seeded_generator(seed, step, rank, stream).

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import CheckpointError
-from distlion_lab.baselines import ring_all_reduce_bytes
+from distlion_lab.baselines.ring import ring_all_reduce_bytes
 from distlion_lab.training.workers import RealWorker, gather_rows
 
 _LOSS_SERIES = ("step", "seconds", "loss", "lr")

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from distlion.errors import NonFiniteError
 from distlion.optim import DistributedLion
 from distlion.step import MomentumSync
-from distlion_lab.tasks import Task, score_batch
+from distlion_lab.tasks.base import Task, score_batch
 from distlion_lab.training.checkpoints import CheckpointSettings, RunCheckpoints
 from distlion_lab.training.device import find_device, move_batch
 from distlion_lab.training.gradient import compute_gradient

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.errors import DataError, NonFiniteError
-from distlion_lab.tasks import Batch, Task, score_batch
+from distlion_lab.tasks.base import Batch, Task, score_batch
 from distlion_lab.training.device import move_batch
 from distlion_lab.training.gradient import compute_gradient
 from distlion_lab.training.loop import lr_factor

@@ -20,7 +20,9 @@ from distlion.step import MomentumSync
 from distlion.virtual import VirtualCluster
 from distlion.votes import Aggregation
 from distlion.wire import PATTERNS, AllReduce, Exchange
-from distlion_lab.baselines import Account, Compression, PowerSGD, compress_gradients, wrap_in_ddp
+from distlion_lab.baselines.base import Compression
+from distlion_lab.baselines.ddp import Account, compress_gradients, wrap_in_ddp
+from distlion_lab.baselines.power_sgd import PowerSGD
 
 LION_BETAS = (0.9, 0.99)
 """The papers' betas: of a method whose name has none."""
