@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import importlib.util
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from distlion import __version__
-from distlion.errors import InvalidArgumentError, MissingDependencyError, NetlabError
+from distlion.errors import InvalidArgumentError, NetlabError
 from distlion.wire import ETHERNET_BYTES, ETHERNET_MTU, LinkModel
 from distlion_lab.training.processes import leaving_in_order
 from distlion_netlab.fleet import Fleet
@@ -145,14 +144,9 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
         headers, computed).
 
     Raises:
-        MissingDependencyError: A package of the extra ``train`` is not installed.
         NetlabError: No lab can be made here.
         WorkerFailedError: A worker died.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingDependencyError(
-            "a sweep needs the package 'transformers': pip install \"distlion[netlab,train]\""
-        )
     observe(SweepProgress(0, 1, f"starting {settings.hosts} workers"))
     with (
         leaving_in_order(),
