@@ -22,7 +22,8 @@ from torch import Tensor
 from distlion.kernels import BlockVotes, Coefficients, Coins, Segment, choose_kernels
 from distlion.layout import BLOCK_WORDS, fill_buckets, place_parameters
 from distlion.votes import QuantizedVote
-from distlion_lab.tasks import TextTask, Tokenizer, batch_loss
+from distlion_lab.tasks.base import batch_loss
+from distlion_lab.tasks.text import TextTask, Tokenizer
 
 WORKERS = 4
 BETAS = (0.9, 0.99)

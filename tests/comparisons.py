@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distlion_lab.training import CompareSettings, PartitionName, Schedule, TaskName
+from distlion_lab.training.compare_settings import CompareSettings
 from distlion_lab.training.run_settings import RunSettings
+from distlion_lab.training.train_settings import PartitionName, Schedule, TaskName
 
 TINY_GPT = {
     "model_type": "gpt2",

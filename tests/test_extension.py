@@ -19,9 +19,10 @@ from cluster import run_workers
 from distlion.votes import Aggregation
 from distlion.wire import Exchange, LinkModel
 from distlion.wire.cost import choose_exchange
-from distlion_lab.planning import Scenario, compare_methods
-from distlion_lab.training import TrainSettings
+from distlion_lab.planning.planner import compare_methods
+from distlion_lab.planning.scenario import Scenario
 from distlion_lab.training.methods import find_method
+from distlion_lab.training.train_settings import TrainSettings
 from distlion_netlab.command import netlab_app
 from distlion_netlab.method_names import parse_vote
 from drawn import set_grads

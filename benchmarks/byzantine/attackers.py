@@ -21,8 +21,9 @@ from distlion.virtual import VirtualCluster
 from distlion.votes import Aggregation, Average, MajorityVote, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
 from distlion.votes.ternary import TernaryVote
-from distlion_lab.baselines import VirtualBaseline
-from distlion_lab.tasks import Batch, ImageTask, score_batch, seeded_generator
+from distlion_lab.baselines.virtual import VirtualBaseline
+from distlion_lab.tasks.base import Batch, score_batch, seeded_generator
+from distlion_lab.tasks.images import ImageTask
 
 AVERAGING = "Lion on the mean gradient"
 METHODS: dict[str, Aggregation | None] = {

@@ -27,10 +27,10 @@ from typing import Any
 from claims import GAIN, MATCH, RECOVERED, Answer, answer_all, sum_up
 from parts import PARTS, Part
 
-from distlion_lab.planning import count_cores, parse_rate
+from distlion_lab.planning.checkup import count_cores
 from distlion_lab.planning.line import model_line
-from distlion_lab.report import read_comparison
-from distlion_lab.report.comparison import Comparison
+from distlion_lab.planning.quantity import parse_rate
+from distlion_lab.report.comparison import Comparison, read_comparison
 from distlion_lab.report.comparison_report import build_report
 from distlion_lab.report.document import (
     Block,
@@ -41,7 +41,8 @@ from distlion_lab.report.document import (
     Table,
     render_markdown,
 )
-from distlion_lab.training import CompareProgress, TaskName, compare
+from distlion_lab.training.compare import CompareProgress, compare
+from distlion_lab.training.train_settings import TaskName
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "comparison"
 RATE = "1gbit"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlion_lab.training import CompareSettings, PartitionName, TaskName, make_quick
+from distlion_lab.training.compare_settings import CompareSettings
+from distlion_lab.training.presets import make_quick
+from distlion_lab.training.train_settings import PartitionName, TaskName
 
 _HERE = Path(__file__).resolve().parent
 

@@ -93,7 +93,7 @@ def main() -> int:
     from conditions import read_conditions
     from tables import write_markdown
 
-    from distlion_lab.planning import explain_missing_cuda
+    from distlion_lab.planning.accelerator import explain_missing_cuda
 
     if not args.rehearse and (missing := explain_missing_cuda()):
         print(f"no GPU: {missing} (--rehearse shows that this program works)", file=sys.stderr)

@@ -35,7 +35,7 @@ from crossing import Curve, cross
 from lab_host import COMPUTE
 from schedule import WARM_UP_SHARE
 
-from distlion_lab.baselines import PowerSGD
+from distlion_lab.baselines.power_sgd import PowerSGD
 
 SHARES = (0.5, 0.8, 1.0)
 """Of DDP's steps, after which its loss is the target."""

@@ -16,16 +16,13 @@ import distlion
 from distlion.votes import RULES as EVERY_STEP
 from distlion.votes import SCALED_RULES
 from distlion.wire import AllReduce
-from distlion_lab.baselines import (
-    Compression,
-    HalfPrecision,
-    PowerSGD,
-    TopBits,
-    Worker,
-    compress_gradients,
-    compress_signs,
-    wrap_in_ddp,
-)
+from distlion_lab.baselines.base import Compression
+from distlion_lab.baselines.ddp import compress_gradients, wrap_in_ddp
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.one_bit_adam import compress_signs
+from distlion_lab.baselines.power_sgd import PowerSGD
+from distlion_lab.baselines.top_bits import TopBits
+from distlion_lab.baselines.worker import Worker
 from distlion_lab.training.workers import gather_rows
 
 MEAN, HALF, LOW_RANK, SIGNS, SPARSE = "mean", "half", "low rank", "signs", "sparse"

@@ -23,7 +23,7 @@ from schedule import Run, rate_factor
 from torch import Tensor, nn
 
 from distlion.kernels import matrix_shape, orthogonalize
-from distlion_lab.baselines import MOMENTUM, scale_update
+from distlion_lab.baselines.muon import MOMENTUM, scale_update
 from distlion_lab.training.inner import ADAMW_BETAS
 from distlion_lab.training.name_parts import split_name
 from distlion_lab.training.workers import LION_BETAS, name_matrices

@@ -12,6 +12,7 @@ import torch
 from feedback import FeedbackVote
 from inner_kinds import build_over, find_head, split_inner
 from masked import MaskedVote
+from scaled_votes import build_scaled
 from schedule import DECAY_PER_STEP, Run
 from torch import Tensor, nn
 from variants import STOCHASTIC, VARIANTS, VariantVote
@@ -23,7 +24,10 @@ from distlion.virtual import VirtualCluster
 from distlion.votes import RULES, Aggregation, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
 from distlion.votes.ternary import TernaryVote
-from distlion_lab.baselines import HalfPrecision, OneBitAdam, PowerSGD, VirtualBaseline
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.one_bit_adam import OneBitAdam
+from distlion_lab.baselines.power_sgd import PowerSGD
+from distlion_lab.baselines.virtual import VirtualBaseline
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.name_parts import split_betas
 from distlion_lab.training.workers import LION_BETAS, MethodRun, VirtualVoting, name_matrices
@@ -74,7 +78,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``powersgd-adamw`` are AdamW on a mean that is rounded or of low rank; those of ``variants``
     differ from a majority vote in one thing; other names are those of ``distlion compare``, and
     so is what follows ``library-``: error feedback has a loop of its own here, older than the rule.
-    ``weighted`` and ``gated`` weigh workers by their agreement.
+    ``majority-every-8`` takes local steps and votes on their deltas. ``weighted`` and ``gated``
+    weigh workers by their agreement.
     ``orthogonal-fan-in`` is an orthogonalized vote with rates by fan-in.
     ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
     coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-over-muon`` and
@@ -132,10 +137,10 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
 
 
 def _enter(name: str, entry: MethodRun) -> Method:
-    """Build a method of ``distlion compare``, or a vote weighed by agreement."""
+    """Build a vote weighed by agreement, a vote on scaled deltas, or what comparisons know."""
     if name in list(Weighing):
         return WeighedVotes(entry, Weighing(name))
-    return find_method(name).enter(entry)
+    return build_scaled(name, entry) or find_method(name).enter(entry)
 
 
 def split_decay(name: str) -> tuple[str, float]:

@@ -4,7 +4,7 @@ import pytest
 
 import matrix
 from distlion.wire import LinkModel
-from distlion_lab.planning import CPU
+from distlion_lab.planning.machine import CPU
 from distlion_netlab.prediction import Surroundings, predict_step
 from distlion_netlab.traffic import Traffic
 

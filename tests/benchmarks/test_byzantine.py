@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import distlion
 from distlion.virtual import VirtualCluster
-from distlion_lab.tasks import batch_loss
+from distlion_lab.tasks.base import batch_loss
 from programs import imported_program
 
 pytest.importorskip("matplotlib")

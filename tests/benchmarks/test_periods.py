@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from cluster import run_workers
 from distlion.votes import MajorityVote
-from distlion_lab.baselines import VirtualBaseline
-from distlion_lab.training.local_steps import ScaledVotes
+from distlion_lab.baselines.virtual import VirtualBaseline
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.workers import MethodRun
-from programs import imported_by_name
+from programs import BENCHMARKS, imported_by_name, imported_modules
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pyroute2")
+
+with imported_modules(BENCHMARKS / "study", "scaled_votes") as (scaled_votes,):
+    build_scaled = scaled_votes.build_scaled
 
 MODULES = (
     "target_path",
@@ -32,6 +34,7 @@ MODULES = (
     "variants",
     "feedback",
     "scoring",
+    "scaled_votes",
     "methods",
     "runs",
     "archive",
@@ -89,7 +92,8 @@ def test_all_methods_of_the_plan_are_known_to_comparisons(periods: Any) -> None:
     for way in periods.design.WAYS:
         for outer in periods.design.OUTERS:
             cell = periods.design.make_local_cell(way, 32, outer)
-            assert find_method(cell.method).name == cell.method
+            run = MethodRun([("w", nn.Parameter(torch.ones(3)))], 0.1, 0.0, 2, 32, 0)
+            assert build_scaled(cell.method, run) or find_method(cell.method)
 
 
 def tuned(periods: Any, cell: Any, losses: dict[float, float]) -> dict[str, Any]:
@@ -352,12 +356,12 @@ def agree_for_real(rank: int, world_size: int, way: str) -> list[Tensor]:
             return [each.clone() for each in agree(draw_tensors(rank))]
 
 
-def build_virtual(way: str, params: list[nn.Parameter]) -> ScaledVotes | VirtualBaseline:
+def build_virtual(way: str, params: list[nn.Parameter]) -> Any:
     if way == "mean":
         return VirtualBaseline(torch.optim.SGD(params, 1.0), workers=3)
     named = [(str(place), param) for place, param in enumerate(params)]
     run = MethodRun(named, lr=1.0, weight_decay=0.0, workers=3, steps=1, seed=0)
-    return ScaledVotes(
+    return scaled_votes.ScaledVotes(
         run, rule=MajorityVote(), make_optimizer=lambda _: torch.optim.SGD(params, 1.0)
     )
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from comparisons import make_record, make_run, write_comparison
 from distlion.wire import LinkModel
-from distlion_lab.report import draw_loss_figure, read_comparison, read_record
+from distlion_lab.report.comparison import read_comparison
 from distlion_lab.report.comparison_report import write_comparison_report
 from distlion_lab.report.comparison_tables import tabulate_outcome, tabulate_tuning
+from distlion_lab.report.loss_figure import draw_loss_figure, read_record
 from distlion_lab.training.compare import choose_lr
 from distlion_lab.training.record import describe_versions
 from distlion_lab.training.run_record import FORMAT, RecordFolder

@@ -137,8 +137,8 @@ MUTATIONS = (
     Mutation(
         "TernGrad's odds of the unclipped gradient",
         "lab/baselines/terngrad.py",
-        "levels = clipped.sign().mul_(draws.mul_(scalar) < clipped.abs())",
-        "levels = clipped.sign().mul_(draws.mul_(scalar) < grad.abs())",
+        "levels = clipped.sign().mul_(draws.mul_(at.scalar) < clipped.abs())",
+        "levels = clipped.sign().mul_(draws.mul_(at.scalar) < grad.abs())",
         ("lab/baselines/test_terngrad.py",),
     ),
     Mutation(

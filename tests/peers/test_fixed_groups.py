@@ -16,7 +16,7 @@ from distlion import errors
 from distlion.optim import VotingBase
 from distlion.step.hyperparameters import OF_THE_WHOLE
 from distlion.step.settings import Settings
-from distlion_lab.baselines import VirtualBaseline
+from distlion_lab.baselines.virtual import VirtualBaseline
 
 Make = Callable[[list[tuple[str, nn.Parameter]]], Any]
 

@@ -5,15 +5,13 @@ import math
 import pytest
 import torch
 
-from distlion_lab.baselines import (
-    DeepGradientCompression,
-    GradDrop,
-    HalfPrecision,
-    TernGrad,
-    TopBits,
-    Worker,
-    gathered_bytes,
-)
+from distlion_lab.baselines.base import CompressionStep, gathered_bytes
+from distlion_lab.baselines.dgc import DeepGradientCompression
+from distlion_lab.baselines.graddrop import GradDrop
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.terngrad import TernGrad
+from distlion_lab.baselines.top_bits import TopBits
+from distlion_lab.baselines.worker import Worker
 
 METHODS = [
     TernGrad(),
@@ -76,10 +74,7 @@ def test_compression_writes_to_no_argument(method):
     method.compress(
         grad,
         state,
-        step=0,
-        n_workers=2,
-        generator=torch.Generator().manual_seed(0),
-        scalar=method.measure(grad),
+        CompressionStep(0, 2, torch.Generator().manual_seed(0), method.measure(grad)),
     )
     assert torch.equal(grad, before[0])
     assert all(torch.equal(state[name], before[1][name]) for name in state)

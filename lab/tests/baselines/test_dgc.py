@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion_lab.baselines import DeepGradientCompression, Worker
+from distlion_lab.baselines.base import CompressionStep
+from distlion_lab.baselines.dgc import DeepGradientCompression
 from distlion_lab.baselines.sparse import SparsePayload
+from distlion_lab.baselines.worker import Worker
 
 SCALAR = torch.zeros(())
 
@@ -65,10 +67,7 @@ def test_sent_entries_are_masked_in_velocity_and_accumulation():
     _, state = method.compress(
         grad,
         method.create_state(4, grad.device),
-        step=0,
-        n_workers=1,
-        generator=torch.Generator(),
-        scalar=SCALAR,
+        CompressionStep(0, 1, torch.Generator(), SCALAR),
     )
     assert state["velocity"].tolist() == [0.0, -1.0, 0.0, 2.0]
     assert state["accumulated"].tolist() == [0.0, -1.0, 0.0, 2.0]

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines import GradDrop, Worker
-from distlion_lab.baselines.graddrop import MIN_SAMPLE_ELEMENTS
+from distlion_lab.baselines.base import CompressionStep
+from distlion_lab.baselines.graddrop import MIN_SAMPLE_ELEMENTS, GradDrop
+from distlion_lab.baselines.worker import Worker
 
 SCALAR = torch.zeros(())
 
@@ -56,7 +57,7 @@ def test_what_is_dropped_is_sent_later_and_nothing_is_lost():
         grad = torch.from_numpy(np.rint(8 * draw(n, step)))
         total += grad
         payload, state = method.compress(
-            grad, state, step=step, n_workers=1, generator=torch.Generator(), scalar=SCALAR
+            grad, state, CompressionStep(step, 1, torch.Generator(), SCALAR)
         )
         sent += method.aggregate([payload], n)
     assert state["residual"].count_nonzero() > 0

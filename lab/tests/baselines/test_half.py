@@ -1,7 +1,8 @@
 import numpy as np
 import torch
 
-from distlion_lab.baselines import HalfPrecision, Worker
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.worker import Worker
 
 SCALAR = torch.zeros(())
 

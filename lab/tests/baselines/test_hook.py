@@ -8,15 +8,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster import run_workers
 from distlion.errors import InvalidArgumentError, ProcessGroupError, UnsupportedTypeError
-from distlion_lab.baselines import (
-    CompressionState,
-    DeepGradientCompression,
-    GradDrop,
-    HalfPrecision,
-    TernGrad,
-    Worker,
-    compression_hook,
-)
+from distlion_lab.baselines.dgc import DeepGradientCompression
+from distlion_lab.baselines.graddrop import GradDrop
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.hook import CompressionState, compression_hook
+from distlion_lab.baselines.terngrad import TernGrad
+from distlion_lab.baselines.worker import Worker
 
 pytestmark = pytest.mark.distributed
 

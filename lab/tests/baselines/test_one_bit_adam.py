@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines import OneBitAdam, compress_signs, count_step_bytes
+from distlion_lab.baselines.one_bit_adam import OneBitAdam, compress_signs, count_step_bytes
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.workers import MethodRun
 from drawn import make_params, set_grads

@@ -1,6 +1,6 @@
 import pytest
 
-from distlion_lab.baselines import ring_all_gather_bytes, ring_all_reduce_bytes
+from distlion_lab.baselines.ring import ring_all_gather_bytes, ring_all_reduce_bytes
 
 
 @pytest.mark.parametrize(

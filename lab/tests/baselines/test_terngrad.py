@@ -5,17 +5,13 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines import TernGrad
+from distlion_lab.baselines.base import CompressionStep
+from distlion_lab.baselines.terngrad import TernGrad
 
 
 def compress(grad, scalar, *, seed=0, method=None):
     payload, _ = (method or TernGrad()).compress(
-        grad,
-        {},
-        step=0,
-        n_workers=1,
-        generator=torch.Generator().manual_seed(seed),
-        scalar=scalar,
+        grad, {}, CompressionStep(0, 1, torch.Generator().manual_seed(seed), scalar)
     )
     return payload
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines import TopBits, Worker
+from distlion_lab.baselines.top_bits import TopBits
+from distlion_lab.baselines.worker import Worker
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.workers import MethodRun
 from drawn import make_params

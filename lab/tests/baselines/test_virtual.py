@@ -6,18 +6,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster import run_workers
 from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
-from distlion_lab.baselines import (
-    CompressionState,
-    CountedPowerSGD,
-    DeepGradientCompression,
-    GradDrop,
-    HalfPrecision,
-    PowerSGD,
-    TernGrad,
-    VirtualBaseline,
-    compression_hook,
-    power_sgd_hook,
-)
+from distlion_lab.baselines.dgc import DeepGradientCompression
+from distlion_lab.baselines.graddrop import GradDrop
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.hook import CompressionState, compression_hook
+from distlion_lab.baselines.power_sgd import PowerSGD
+from distlion_lab.baselines.stock import CountedPowerSGD, power_sgd_hook
+from distlion_lab.baselines.terngrad import TernGrad
+from distlion_lab.baselines.virtual import VirtualBaseline
 
 STEPS = 5
 METHODS = [

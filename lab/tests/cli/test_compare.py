@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from comparisons import TINY_GPT
 from distlion_lab.cli import app
 from distlion_lab.cli.compare import _Display
-from distlion_lab.training import CompareProgress
+from distlion_lab.training.compare import CompareProgress
 from signals import hear_ctrl_c
 
 

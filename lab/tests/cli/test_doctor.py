@@ -7,7 +7,10 @@ from typer.testing import CliRunner
 from distlion.wire import LinkModel
 from distlion.wire.probe import LinkProbe
 from distlion_lab.cli import app
-from distlion_lab.planning import CPU, Checkup, KernelRates, WorkerReport
+from distlion_lab.planning.bench import KernelRates
+from distlion_lab.planning.checkup import Checkup
+from distlion_lab.planning.machine import CPU
+from distlion_lab.planning.worker_report import WorkerReport
 
 WORKER = WorkerReport(
     host="a",

@@ -11,8 +11,10 @@ import distlion
 from distlion_lab.cli import app
 from distlion_lab.cli.plan import EXAMPLE
 from distlion_lab.cli.plan_table import format_number, print_plan, write_call
-from distlion_lab.planning import DO_NOT_COMPRESS, Scenario, advise, compare_methods
+from distlion_lab.planning.advice import DO_NOT_COMPRESS, advise
 from distlion_lab.planning.line import model_line
+from distlion_lab.planning.planner import compare_methods
+from distlion_lab.planning.scenario import Scenario
 
 GIVEN = {
     "--params": "1e9",

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from distlion_lab.cli.progress import ProgressDisplay
-from distlion_lab.training import Progress
+from distlion_lab.training.loop import Progress
 
 
 def make_progress(step, validation_loss=None):

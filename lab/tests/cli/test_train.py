@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from distlion_lab.cli import app
-from distlion_lab.training import Record
+from distlion_lab.training.record import Record
 
 SHORT = ["train", "--task", "images", "--steps", "2", "--batch-size", "4", "--eval-every", "2"]
 

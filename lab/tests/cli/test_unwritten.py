@@ -10,7 +10,7 @@ import typer
 from cli.test_doctor import LINKS, WORKER
 from distlion.wire.probe import LinkProbe
 from distlion_lab.cli import app
-from distlion_lab.planning import Checkup
+from distlion_lab.planning.checkup import Checkup
 from tiers import in_tiers
 
 PLAN = "plan --params 1e9 --nodes 4 --link 10gbit --compute-s 1"

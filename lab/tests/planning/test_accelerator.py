@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from distlion.errors import KernelBackendError
-from distlion_lab.planning import accelerator, find_accelerators
+from distlion_lab.planning import accelerator
+from distlion_lab.planning.accelerator import find_accelerators
 
 H200 = SimpleNamespace(name="NVIDIA H200", total_memory=139 * 2**30)
 

@@ -6,21 +6,12 @@ import pytest
 from distlion.errors import InvalidArgumentError
 from distlion.votes import MajorityVote
 from distlion.wire import LinkModel
-from distlion_lab.planning import (
-    CPU,
-    DO_NOT_COMPRESS,
-    GPU,
-    GradientAllReduce,
-    Regime,
-    Scenario,
-    advise,
-    build_record,
-    compare_methods,
-    find_regimes,
-    forecast_all_reduce,
-)
+from distlion_lab.planning.advice import DO_NOT_COMPRESS, Regime, advise, build_record, find_regimes
+from distlion_lab.planning.gradient_all_reduce import GradientAllReduce, forecast_all_reduce
 from distlion_lab.planning.line import model_line
-from distlion_lab.planning.planner import fastest_vote
+from distlion_lab.planning.machine import CPU, GPU
+from distlion_lab.planning.planner import compare_methods, fastest_vote
+from distlion_lab.planning.scenario import Scenario
 
 SLOW = Scenario(
     n_params=350_000_000,

@@ -2,7 +2,8 @@ from dataclasses import astuple
 
 import pytest
 
-from distlion_lab.planning import bench, measure_kernels
+from distlion_lab.planning import bench
+from distlion_lab.planning.bench import measure_kernels
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

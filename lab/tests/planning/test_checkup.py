@@ -5,8 +5,10 @@ import pytest
 from distlion.errors import ProcessGroupError
 from distlion.wire import LinkModel
 from distlion.wire.probe import LinkProbe
-from distlion_lab.planning import CPU, KernelRates, WorkerReport, find_faults
-from distlion_lab.planning.checkup import Checkup, examine
+from distlion_lab.planning.bench import KernelRates
+from distlion_lab.planning.checkup import Checkup, examine, find_faults
+from distlion_lab.planning.machine import CPU
+from distlion_lab.planning.worker_report import WorkerReport
 
 HEALTHY = WorkerReport(
     host="a",

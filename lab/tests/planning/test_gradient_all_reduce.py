@@ -4,8 +4,13 @@ import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
-from distlion_lab.planning import GPU, GradientAllReduce, Scenario, forecast_all_reduce
-from distlion_lab.planning.gradient_all_reduce import DDP_BUCKET_BYTES
+from distlion_lab.planning.gradient_all_reduce import (
+    DDP_BUCKET_BYTES,
+    GradientAllReduce,
+    forecast_all_reduce,
+)
+from distlion_lab.planning.machine import GPU
+from distlion_lab.planning.scenario import Scenario
 
 
 def make_scenario(**changes):

@@ -14,16 +14,11 @@ from cluster import run_workers
 from distlion.errors import InvalidArgumentError
 from distlion.votes import ScaledVote
 from distlion.wire import AllReduce, LinkModel
-from distlion_lab.planning import (
-    CPU,
-    PERIODS,
-    Scenario,
-    advise_local,
-    forecast_local,
-    forecast_votes,
-    list_sites,
-)
 from distlion_lab.planning.line import model_line
+from distlion_lab.planning.local_steps import PERIODS, advise_local, forecast_local, list_sites
+from distlion_lab.planning.machine import CPU
+from distlion_lab.planning.scenario import Scenario
+from distlion_lab.planning.votes import forecast_votes
 
 
 def make_scenario(**changes: Any) -> Scenario:

@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.planning import CPU, GPU, GPUS, Machine
+from distlion_lab.planning.machine import CPU, GPU, GPUS, Machine
 
 
 def test_machine_needs_rates_above_zero():

@@ -3,8 +3,11 @@ import pytest
 import matrix
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
-from distlion_lab.planning import BASELINES, CPU, Scenario, compare_methods, find_rate, speed_up
+from distlion_lab.planning.gradient_all_reduce import BASELINES
 from distlion_lab.planning.line import model_line
+from distlion_lab.planning.machine import CPU
+from distlion_lab.planning.planner import compare_methods, find_rate, speed_up
+from distlion_lab.planning.scenario import Scenario
 
 LION_CUB = Scenario(
     n_params=350_000_000,

@@ -1,7 +1,7 @@
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.planning import (
+from distlion_lab.planning.quantity import (
     parse_count,
     parse_number,
     parse_rate,

@@ -1,6 +1,6 @@
 import pytest
 
-from distlion_lab.planning import format_rate, parse_rate
+from distlion_lab.planning.quantity import format_rate, parse_rate
 
 
 @pytest.mark.parametrize(

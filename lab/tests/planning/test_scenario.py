@@ -2,7 +2,7 @@ import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
-from distlion_lab.planning import Scenario
+from distlion_lab.planning.scenario import Scenario
 
 GIVEN = {"n_params": 1000, "nodes": 4, "link": LinkModel(0, 1e9), "compute_s": 0.5}
 

@@ -10,9 +10,10 @@ from distlion.votes.full_precision import FullPrecision
 from distlion.wire import AllGather, AllReduce, Exchange, LinkModel, ParameterServer
 from distlion.wire.cost import MOST_OVERLAP_BUCKETS, exchange_seconds
 from distlion.wire.recursive_doubling import RecursiveDoubling
-from distlion_lab.planning import GPU, Scenario, forecast_votes, list_able
 from distlion_lab.planning.line import model_line
-from distlion_lab.planning.votes import BUCKET_ELEMENTS, name_rule
+from distlion_lab.planning.machine import GPU
+from distlion_lab.planning.scenario import Scenario
+from distlion_lab.planning.votes import BUCKET_ELEMENTS, forecast_votes, list_able, name_rule
 
 N_ELEMENTS = 1 << 21
 FRAMES_AND_PADDING = 0.01

@@ -5,8 +5,7 @@ import pytest
 from comparisons import make_record, write_comparison
 from distlion.wire import LinkModel
 from distlion_lab.errors import DataError
-from distlion_lab.report import read_comparison
-from distlion_lab.report.comparison import ACCURACY, ERROR, LOSS, Cell, Spread
+from distlion_lab.report.comparison import ACCURACY, ERROR, LOSS, Cell, Spread, read_comparison
 
 LINK = LinkModel(latency_s=1e-3, rate_bit_per_s=1e6)
 

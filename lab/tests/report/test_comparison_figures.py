@@ -5,7 +5,7 @@ from matplotlib.colors import to_rgb
 
 from comparisons import write_comparison
 from distlion.wire import LinkModel
-from distlion_lab.report import read_comparison
+from distlion_lab.report.comparison import read_comparison
 from distlion_lab.report.comparison_figures import (
     draw_bits,
     draw_bytes,

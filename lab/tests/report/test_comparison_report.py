@@ -7,8 +7,8 @@ from matplotlib import image
 from comparisons import write_comparison
 from distlion.wire import LinkModel
 from distlion_lab.errors import DataError
-from distlion_lab.report import read_comparison, write_comparison_report
-from distlion_lab.report.comparison_report import build_report
+from distlion_lab.report.comparison import read_comparison
+from distlion_lab.report.comparison_report import build_report, write_comparison_report
 from distlion_lab.report.document import Heading, Picture
 
 LINK = LinkModel(latency_s=1e-4, rate_bit_per_s=1e9)

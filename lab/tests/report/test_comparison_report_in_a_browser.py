@@ -4,7 +4,7 @@ import pytest
 
 from comparisons import write_comparison
 from distlion.wire import LinkModel
-from distlion_lab.report import write_comparison_report
+from distlion_lab.report.comparison_report import write_comparison_report
 
 LINK = LinkModel(latency_s=1e-4, rate_bit_per_s=1e9)
 METHODS = ("majority-cautious-betas-90-95", "majority-sync-10-attention", "global-lion")

@@ -2,12 +2,12 @@ import pytest
 
 from comparisons import write_comparison
 from distlion.wire import LinkModel
-from distlion_lab.report import read_comparison, tabulate_outcome
-from distlion_lab.report.comparison import ERROR, Spread
+from distlion_lab.report.comparison import ERROR, Spread, read_comparison
 from distlion_lab.report.comparison_tables import (
     format_spread,
     pair,
     tabulate_methods,
+    tabulate_outcome,
     tabulate_settings,
     tabulate_tuning,
 )

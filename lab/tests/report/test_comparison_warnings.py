@@ -2,8 +2,8 @@
 
 import pytest
 
-from distlion_lab.report import list_warnings
 from distlion_lab.report.comparison import Cell, Comparison
+from distlion_lab.report.comparison_warnings import list_warnings
 
 
 def make_comparison(*, seeds=3, steps=200, lr=2.0, workers=(4,)):

@@ -4,8 +4,7 @@ import pytest
 from matplotlib import image
 
 from distlion_lab.errors import DataError
-from distlion_lab.report import draw_loss_figure, read_record
-from distlion_lab.report.loss_figure import smooth
+from distlion_lab.report.loss_figure import draw_loss_figure, read_record, smooth
 
 
 @pytest.fixture

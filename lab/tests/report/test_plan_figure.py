@@ -3,8 +3,10 @@ from matplotlib import image
 
 from distlion.wire import LinkModel
 from distlion_lab.errors import DataError
-from distlion_lab.planning import Scenario, advise, build_record, compare_methods
-from distlion_lab.report import draw_plan_figure
+from distlion_lab.planning.advice import advise, build_record
+from distlion_lab.planning.planner import compare_methods
+from distlion_lab.planning.scenario import Scenario
+from distlion_lab.report.plan_figure import draw_plan_figure
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,13 @@ from py_mini_racer import MiniRacer
 
 import distlion_lab.report
 from distlion.wire import LinkModel
-from distlion_lab.planning import (
-    CPU,
-    GPU,
-    NVLINK,
-    PCIE,
-    Scenario,
-    advise,
-    compare_methods,
-    forecast_local,
-    list_sites,
-)
+from distlion_lab.planning.advice import advise
 from distlion_lab.planning.line import model_line
+from distlion_lab.planning.local_steps import forecast_local, list_sites
+from distlion_lab.planning.machine import CPU, GPU
 from distlion_lab.planning.page_model import build_page_model
+from distlion_lab.planning.planner import compare_methods
+from distlion_lab.planning.scenario import NVLINK, PCIE, Scenario
 
 SCRIPT = Path(distlion_lab.report.__file__).parent / "page" / "planner.js"
 NUMBERS = (

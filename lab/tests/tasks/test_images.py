@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from distlion_lab.errors import DataError
-from distlion_lab.tasks import ByClass, Even, ImageTask, batch_loss, score_batch, seeded_generator
+from distlion_lab.tasks.base import batch_loss, score_batch, seeded_generator
 from distlion_lab.tasks.cifar import TEST_FILE, TRAIN_FILES
+from distlion_lab.tasks.images import ImageTask
+from distlion_lab.tasks.partition import ByClass, Even
 
 
 @pytest.fixture(scope="module")

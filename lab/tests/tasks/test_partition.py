@@ -5,7 +5,8 @@ import torch
 
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import DataError
-from distlion_lab.tasks import ByBook, ByClass, Contiguous, Even, seeded_generator
+from distlion_lab.tasks.base import seeded_generator
+from distlion_lab.tasks.partition import ByBook, ByClass, Contiguous, Even
 
 CLASSES = 10
 PER_CLASS = 1000

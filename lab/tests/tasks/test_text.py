@@ -5,17 +5,9 @@ import pytest
 import torch
 
 from distlion_lab.errors import DataError
-from distlion_lab.tasks import (
-    ByBook,
-    Contiguous,
-    Even,
-    TextTask,
-    Tokenizer,
-    batch_loss,
-    score_batch,
-    seeded_generator,
-)
-from distlion_lab.tasks.text import CharVocabulary
+from distlion_lab.tasks.base import batch_loss, score_batch, seeded_generator
+from distlion_lab.tasks.partition import ByBook, Contiguous, Even
+from distlion_lab.tasks.text import CharVocabulary, TextTask, Tokenizer
 
 TINY = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 8, "n_layer": 1}
 TINY |= {"n_head": 2}

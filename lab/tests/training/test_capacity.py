@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.training import TaskName, TrainSettings, train
 from distlion_lab.training.capacity import Machine, check_capacity, read_machine
-from distlion_lab.training.run import load_task
+from distlion_lab.training.run import load_task, train
+from distlion_lab.training.train_settings import TaskName, TrainSettings
 
 GIB = 1 << 30
 PLENTY = 1 << 60

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.training import TrainSettings
 from distlion_lab.training.methods import find_method
+from distlion_lab.training.train_settings import TrainSettings
 from distlion_lab.training.workers import MethodRun
 
 NAMES = {

@@ -5,8 +5,7 @@ import pytest
 from comparisons import make_record, make_text_comparison
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import DataError, WorkerFailedError
-from distlion_lab.training import compare
-from distlion_lab.training.compare import INDEX_NAME, RUNS_NAME, choose_lr
+from distlion_lab.training.compare import INDEX_NAME, RUNS_NAME, choose_lr, compare
 
 
 def ignore(progress):

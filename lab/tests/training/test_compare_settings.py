@@ -1,8 +1,8 @@
 import pytest
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.training import CompareSettings, TaskName
-from distlion_lab.training.compare_settings import TUNING_SEED
+from distlion_lab.training.compare_settings import TUNING_SEED, CompareSettings
+from distlion_lab.training.train_settings import TaskName
 
 
 def make(**given):

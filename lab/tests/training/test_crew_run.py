@@ -10,11 +10,12 @@ import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import WorkerFailedError
-from distlion_lab.training import CheckpointSettings, TrainSettings, train
 from distlion_lab.training import crew_workers as crew_workers_module
+from distlion_lab.training.checkpoints import CheckpointSettings
 from distlion_lab.training.crew_loop import Ending
 from distlion_lab.training.crew_workers import train_crew
-from distlion_lab.training.run import load_task
+from distlion_lab.training.run import load_task, train
+from distlion_lab.training.train_settings import TrainSettings
 from run_records import make_record
 
 pytestmark = pytest.mark.distributed

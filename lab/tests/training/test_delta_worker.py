@@ -13,13 +13,14 @@ from cluster import run_workers
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import WorkerFailedError
 from distlion_lab.names import name_rule
-from distlion_lab.training import CheckpointSettings, Overlap, TrainSettings, train
+from distlion_lab.training.checkpoints import CheckpointSettings
 from distlion_lab.training.delta_worker import find_delta_rule
 from distlion_lab.training.loop import TrainingLoop
-from distlion_lab.training.run import load_task
+from distlion_lab.training.run import load_task, train
 from distlion_lab.training.run_settings import RunSettings
-from distlion_lab.training.virtual_loop import VirtualLoop, digest_parameters
-from distlion_lab.training.workers import MethodRun
+from distlion_lab.training.train_settings import Overlap, TrainSettings
+from distlion_lab.training.virtual_loop import VirtualLoop
+from distlion_lab.training.workers import MethodRun, digest_parameters
 
 pytestmark = pytest.mark.distributed
 

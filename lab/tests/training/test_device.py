@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.tasks import Batch
-from distlion_lab.training import TrainSettings
+from distlion_lab.tasks.base import Batch
 from distlion_lab.training.device import check_device, find_device, move_batch
+from distlion_lab.training.train_settings import TrainSettings
 
 
 def test_a_device_that_is_not_there_is_refused_with_what_is_missing(

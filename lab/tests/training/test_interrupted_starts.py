@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from distlion_lab.training import run_workers
+from distlion_lab.training.local_workers import run_workers
 from distlion_lab.training.pool import Pool
 from signals import hear_ctrl_c
 from tiers import in_tiers

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from distlion_lab.errors import DataError, WorkerFailedError
 from distlion_lab.training import local_workers as local_workers_module
-from distlion_lab.training import run_workers
+from distlion_lab.training.local_workers import run_workers
 
 pytestmark = pytest.mark.distributed
 
@@ -112,7 +112,7 @@ def test_a_death_that_becomes_known_after_all_connections_have_closed_is_named(m
     lost, killed = SimpleNamespace(sentinel=0, exitcode=1), SimpleNamespace(sentinel=1)
     killed.exitcode = None
     team._processes = [lost, killed]
-    team._failures = {0: local_workers_module._Failure(0, "connection closed", None)}
+    team._failures = {0: local_workers_module.Failure("connection closed", None, False, 0)}
 
     def hear_of_the_death(sources, timeout):
         assert sources == [killed.sentinel]

@@ -7,9 +7,11 @@ import torch
 import matrix
 from cluster import run_workers
 from distlion.errors import NonFiniteError
-from distlion_lab.tasks import Batch, TextTask, Tokenizer
-from distlion_lab.training import BASELINE_NAMES, Schedule, TrainSettings
+from distlion_lab.tasks.base import Batch
+from distlion_lab.tasks.text import TextTask, Tokenizer
 from distlion_lab.training.loop import TrainingLoop, lr_factor
+from distlion_lab.training.methods import BASELINE_NAMES
+from distlion_lab.training.train_settings import Schedule, TrainSettings
 
 CONFIG = (
     '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16, "n_layer": 1, '

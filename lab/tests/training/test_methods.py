@@ -14,7 +14,7 @@ from drawn import set_grads
 
 FIXED_NAMES = [name for name in METHOD_NAMES if not set(name) & set("PKRA")]
 SYNCED_NAMES = ["majority-sync-10", "quantized-2-sync-2", "average-sync-3-bf16"]
-PERIODIC_NAMES = ["diloco-1", "diloco-1-lion", "majority-every-1", "average-every-1-lion"]
+PERIODIC_NAMES = ["diloco-1", "diloco-1-lion", "scaled-every-1", "residual-1-every-1-lion"]
 QUANTIZED_NAMES = ["quantized-2", "quantized-4", "quantized-8", "quantized-2-linf"]
 
 

@@ -1,6 +1,8 @@
 import pytest
 
-from distlion_lab.training import PRESETS, CompareSettings, Preset, TaskName, make_quick
+from distlion_lab.training.compare_settings import CompareSettings
+from distlion_lab.training.presets import PRESETS, Preset, make_quick
+from distlion_lab.training.train_settings import TaskName
 
 
 @pytest.mark.parametrize("task", list(TaskName))

@@ -16,18 +16,16 @@ from distlion import faults
 from distlion.checkpoint import inspect_checkpoint
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion_lab.errors import WorkerFailedError
-from distlion_lab.training import (
+from distlion_lab.training.checkpoints import (
     CHECKPOINTS_NAME,
-    RECORD_NAME,
     CheckpointSettings,
-    OnDisagreement,
-    TrainSettings,
-    train,
+    describe_difference,
 )
-from distlion_lab.training.checkpoints import describe_difference
 from distlion_lab.training.history import History
 from distlion_lab.training.loop import TrainingLoop
-from distlion_lab.training.run import load_task
+from distlion_lab.training.record import RECORD_NAME
+from distlion_lab.training.run import load_task, train
+from distlion_lab.training.train_settings import OnDisagreement, TrainSettings
 
 pytestmark = pytest.mark.distributed
 

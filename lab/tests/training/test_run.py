@@ -8,14 +8,9 @@ import pytest
 
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import DataError
-from distlion_lab.training import (
-    FIGURE_NAME,
-    RECORD_NAME,
-    Overlap,
-    TaskName,
-    TrainSettings,
-    train,
-)
+from distlion_lab.training.record import RECORD_NAME
+from distlion_lab.training.run import FIGURE_NAME, train
+from distlion_lab.training.train_settings import Overlap, TaskName, TrainSettings
 from signals import hear_ctrl_c
 
 PROMISED = {

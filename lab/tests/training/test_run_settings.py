@@ -6,9 +6,9 @@ import pytest
 from comparisons import TINY_GPT, make_run
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import DataError
-from distlion_lab.tasks import Tokenizer
-from distlion_lab.training import PartitionName, Schedule, TaskName
+from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.methods import find_method
+from distlion_lab.training.train_settings import PartitionName, Schedule, TaskName
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 
 import matrix
 from distlion.errors import InvalidArgumentError
-from distlion_lab.tasks import Tokenizer
-from distlion_lab.training import (
-    BASELINE_NAMES,
+from distlion_lab.tasks.text import Tokenizer
+from distlion_lab.training.methods import BASELINE_NAMES
+from distlion_lab.training.train_settings import (
     OnDisagreement,
     Overlap,
     PartitionName,

@@ -5,8 +5,8 @@ import torch
 
 from comparisons import make_run
 from distlion_lab.errors import DataError
-from distlion_lab.tasks import Batch
-from distlion_lab.training import Schedule
+from distlion_lab.tasks.base import Batch
+from distlion_lab.training.train_settings import Schedule
 from distlion_lab.training.virtual_loop import VirtualLoop, split_heldout
 
 CLASSES = 3

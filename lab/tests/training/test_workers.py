@@ -7,8 +7,9 @@ import torch.distributed as dist
 import matrix
 from cluster import run_workers
 from distlion import DistributedLion
-from distlion_lab.training import BASELINE_NAMES, OnDisagreement, TrainSettings
 from distlion_lab.training.loop import start_worker
+from distlion_lab.training.methods import BASELINE_NAMES
+from distlion_lab.training.train_settings import OnDisagreement, TrainSettings
 
 PARAMETERS = 13 * 7 + 7
 RULES = (*matrix.first_of_each_class(), "signsgd", *BASELINE_NAMES)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config
 
 from distlion.optim import DistributedLion, Lion
-from distlion_lab.baselines import compress_gradients, wrap_in_ddp
+from distlion_lab.baselines.ddp import compress_gradients, wrap_in_ddp
 from distlion_lab.planning.line import wire_bytes
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion_lab.tasks.models import build_language_model

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.planning import format_rate, parse_rate
+from distlion_lab.planning.quantity import format_rate, parse_rate
 
 UNLIMITED = "unlimited"
 

@@ -7,7 +7,9 @@ from typing import Literal
 from distlion.errors import InvalidArgumentError
 from distlion.votes import RULES
 from distlion.wire import PATTERNS
-from distlion_lab.baselines import Compression, HalfPrecision, PowerSGD
+from distlion_lab.baselines.base import Compression
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.power_sgd import PowerSGD
 from distlion_lab.names import suggest
 from distlion_lab.training.workers import AUTO, VoteOptions, find_exchange
 

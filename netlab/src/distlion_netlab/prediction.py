@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from distlion.wire import AllGather, Exchange, LinkModel, ParameterServer
-from distlion_lab.planning import (
-    GradientAllReduce,
-    Machine,
-    Scenario,
-    forecast_all_reduce,
-    forecast_votes,
-    list_able,
-)
+from distlion_lab.planning.gradient_all_reduce import GradientAllReduce, forecast_all_reduce
+from distlion_lab.planning.machine import Machine
+from distlion_lab.planning.scenario import Scenario
+from distlion_lab.planning.votes import forecast_votes, list_able
 from distlion_netlab.method_names import (
     DDP_FP16,
     DDP_FP32,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import importlib.util
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from distlion import __version__
-from distlion.errors import InvalidArgumentError, MissingDependencyError
+from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
 from distlion_lab.errors import NetlabError
 from distlion_lab.planning.line import ETHERNET_BYTES, ETHERNET_MTU
@@ -147,14 +146,9 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
         headers, computed).
 
     Raises:
-        MissingDependencyError: A package of the extra ``train`` is not installed.
         NetlabError: No lab can be made here.
         WorkerFailedError: A worker died.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingDependencyError(
-            "a sweep needs the package 'transformers': pip install \"distlion[netlab,train]\""
-        )
     observe(SweepProgress(0, 1, f"starting {settings.hosts} workers"))
     with (
         leaving_in_order(),

@@ -6,18 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import MissingDependencyError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
 from distlion_lab.errors import DataError
 from distlion_netlab.sweep_table import check_sweep, find_baseline
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-except ImportError as error:
-    raise MissingDependencyError(
-        "figures need the package 'matplotlib': pip install \"distlion[train]\""
-    ) from error
 
 _INCHES = (11.0, 5.5)
 _DPI = 150

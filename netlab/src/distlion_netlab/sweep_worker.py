@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from distlion.wire import Gloo, LinkModel, Transport, probe_link
-from distlion_lab.planning import Machine, measure_kernels
+from distlion_lab.planning.bench import measure_kernels
+from distlion_lab.planning.machine import Machine
 from distlion_netlab.calls import Answer, Block, Call
 from distlion_netlab.lab_run import LabRun, start_run
 from distlion_netlab.workload import Workload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +29,23 @@ class Payload(ABC):
     @abstractmethod
     def to_wire(self) -> Tensor:
         """Return these bytes: (n_bytes,) uint8, numbers in the machine's byte order."""
+
+
+@dataclass(frozen=True)
+class CompressionStep:
+    """What a worker knows of a step, besides its gradient.
+
+    Attributes:
+        step: Number of the step, counted from 0.
+        n_workers: Number of workers in the average.
+        generator: Generator on the gradient's device.
+        scalar: () float32, the largest ``measure`` of all workers.
+    """
+
+    step: int
+    n_workers: int
+    generator: torch.Generator
+    scalar: Tensor
 
 
 class Compression(ABC):
@@ -69,25 +87,13 @@ class Compression(ABC):
         return grad.new_zeros(())
 
     @abstractmethod
-    def compress(
-        self,
-        grad: Tensor,
-        state: State,
-        *,
-        step: int,
-        n_workers: int,
-        generator: torch.Generator,
-        scalar: Tensor,
-    ) -> tuple[Payload, State]:
+    def compress(self, grad: Tensor, state: State, at: CompressionStep) -> tuple[Payload, State]:
         """Compress a gradient into this worker's payload.
 
         Args:
             grad: (n,) float32. Read only.
             state: State of this parameter on this worker. Read only.
-            step: Number of the step, counted from 0.
-            n_workers: Number of workers in the average.
-            generator: Generator on the gradient's device.
-            scalar: () float32, the largest ``measure`` of all workers.
+            at: The step.
 
         Returns:
             The payload and the state of the next step.

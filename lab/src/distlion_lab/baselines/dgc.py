@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion_lab.baselines.base import Payload, State
+from distlion_lab.baselines.base import CompressionStep, Payload, State
 from distlion_lab.baselines.sparse import (
     SparseCompression,
     SparsePayload,
@@ -92,19 +92,10 @@ class DeepGradientCompression(SparseCompression):
             "accumulated": torch.zeros(n_elements, dtype=torch.float32, device=device),
         }
 
-    def compress(
-        self,
-        grad: Tensor,
-        state: State,
-        *,
-        step: int,
-        n_workers: int,
-        generator: torch.Generator,
-        scalar: Tensor,
-    ) -> tuple[Payload, State]:
-        velocity = self.momentum * state["velocity"] + self._clip(grad, n_workers)
+    def compress(self, grad: Tensor, state: State, at: CompressionStep) -> tuple[Payload, State]:
+        velocity = self.momentum * state["velocity"] + self._clip(grad, at.n_workers)
         accumulated = state["accumulated"] + velocity
-        kept = count_kept(grad.numel(), self.kept_fraction(step))
+        kept = count_kept(grad.numel(), self.kept_fraction(at.step))
         largest = accumulated.abs().topk(kept, sorted=False).indices.sort().values
         payload = SparsePayload.pick(accumulated, largest)
         velocity.index_fill_(0, largest, 0.0)

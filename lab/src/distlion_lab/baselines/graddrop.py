@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion_lab.baselines.base import Payload, State
+from distlion_lab.baselines.base import CompressionStep, Payload, State
 from distlion_lab.baselines.sparse import (
     SparseCompression,
     SparsePayload,
@@ -59,19 +59,10 @@ class GradDrop(SparseCompression):
     def create_state(self, n_elements: int, device: torch.device) -> State:
         return {"residual": torch.zeros(n_elements, dtype=torch.float32, device=device)}
 
-    def compress(
-        self,
-        grad: Tensor,
-        state: State,
-        *,
-        step: int,
-        n_workers: int,
-        generator: torch.Generator,
-        scalar: Tensor,
-    ) -> tuple[Payload, State]:
+    def compress(self, grad: Tensor, state: State, at: CompressionStep) -> tuple[Payload, State]:
         accumulated = grad + state["residual"]
         sizes = accumulated.abs()
-        threshold = self._estimate_threshold(sizes, generator)
+        threshold = self._estimate_threshold(sizes, at.generator)
         # Not `>=`, which is False for NaN: a NaN must not stay in the residual.
         chosen = ~(sizes < threshold) & (sizes != 0)
         payload = SparsePayload.pick(accumulated, chosen.nonzero().squeeze(1))

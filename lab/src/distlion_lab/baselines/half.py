@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlion_lab.baselines.base import Compression, Payload, State
+from distlion_lab.baselines.base import Compression, CompressionStep, Payload, State
 
 HALF_BYTES = 2
 
@@ -48,17 +48,8 @@ class HalfPrecision(Compression):
     def gathers(self) -> bool:
         return False
 
-    def compress(
-        self,
-        grad: Tensor,
-        state: State,
-        *,
-        step: int,
-        n_workers: int,
-        generator: torch.Generator,
-        scalar: Tensor,
-    ) -> tuple[Payload, State]:
-        return HalfPayload(grad.half().div_(n_workers)), state
+    def compress(self, grad: Tensor, state: State, at: CompressionStep) -> tuple[Payload, State]:
+        return HalfPayload(grad.half().div_(at.n_workers)), state
 
     def aggregate(self, payloads: Sequence[Payload], n_elements: int) -> Tensor:
         total = torch.zeros_like(_half(payloads[0]).values)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines.base import SCALAR_BYTES, Compression, Payload, State
+from distlion_lab.baselines.base import SCALAR_BYTES, Compression, CompressionStep, Payload, State
 
 _BITS = 2
 _PER_BYTE = 8 // _BITS
@@ -82,22 +82,15 @@ class TernGrad(Compression):
         largest = torch.linalg.vector_norm(grad, ord=math.inf)
         return torch.minimum(largest, (self.clip * deviation).float())
 
-    def compress(
-        self,
-        grad: Tensor,
-        state: State,
-        *,
-        step: int,
-        n_workers: int,
-        generator: torch.Generator,
-        scalar: Tensor,
-    ) -> tuple[Payload, State]:
+    def compress(self, grad: Tensor, state: State, at: CompressionStep) -> tuple[Payload, State]:
         bound = self.measure(grad)
         clipped = grad.clamp(-bound, bound)
-        draws = torch.rand(grad.shape, generator=generator, dtype=torch.float32, device=grad.device)
+        draws = torch.rand(
+            grad.shape, generator=at.generator, dtype=torch.float32, device=grad.device
+        )
         # draws < |g| / s without the division: a scale of 0 needs no special case.
-        levels = clipped.sign().mul_(draws.mul_(scalar) < clipped.abs())
-        return TernaryPayload(scalar, levels.to(torch.int8)), state
+        levels = clipped.sign().mul_(draws.mul_(at.scalar) < clipped.abs())
+        return TernaryPayload(at.scalar, levels.to(torch.int8)), state
 
     def aggregate(self, payloads: Sequence[Payload], n_elements: int) -> Tensor:
         first = _ternary(payloads[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.baselines.base import SCALAR_BYTES, Compression, Payload, State
+from distlion_lab.baselines.base import SCALAR_BYTES, Compression, CompressionStep, Payload, State
 from distlion_lab.baselines.ring import FLOAT32_BYTES
 from distlion_lab.baselines.sparse import check_fraction, count_kept
 
@@ -92,16 +92,7 @@ class TopBits(Compression):
     def create_state(self, n_elements: int, device: torch.device) -> State:
         return {"residual": torch.zeros(n_elements, dtype=torch.float32, device=device)}
 
-    def compress(
-        self,
-        grad: Tensor,
-        state: State,
-        *,
-        step: int,
-        n_workers: int,
-        generator: torch.Generator,
-        scalar: Tensor,
-    ) -> tuple[Payload, State]:
+    def compress(self, grad: Tensor, state: State, at: CompressionStep) -> tuple[Payload, State]:
         residual = self.decay * state["residual"] + grad
         indices = self._take_largest(residual.abs())
         payload = _quantize(residual[indices], indices)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import mix
-from distlion_lab.baselines.base import Compression, Payload, State
+from distlion_lab.baselines.base import Compression, CompressionStep, Payload, State
 
 
 class Worker:
@@ -40,14 +40,9 @@ class Worker:
         """
         if index not in self._states:
             self._states[index] = self._compression.create_state(grad.numel(), grad.device)
-        payload, self._states[index] = self._compression.compress(
-            grad,
-            self._states[index],
-            step=step,
-            n_workers=self._n_workers,
-            generator=self._make_generator(index, step, grad.device),
-            scalar=scalar,
-        )
+        generator = self._make_generator(index, step, grad.device)
+        at = CompressionStep(step, self._n_workers, generator, scalar)
+        payload, self._states[index] = self._compression.compress(grad, self._states[index], at)
         return payload
 
     def _make_generator(self, index: int, step: int, device: torch.device) -> torch.Generator:

@@ -15,18 +15,18 @@ from distlion.errors import InvalidArgumentError
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.cli.training_run import Runs
 from distlion_lab.names import name_rule
-from distlion_lab.report import draw_beside_figure
-from distlion_lab.training import (
-    AUTO,
-    CheckpointSettings,
+from distlion_lab.report.beside_figure import draw_beside_figure
+from distlion_lab.training.checkpoints import CheckpointSettings
+from distlion_lab.training.delta_worker import find_delta_rule
+from distlion_lab.training.methods import find_rule
+from distlion_lab.training.record import Record
+from distlion_lab.training.train_settings import (
     OnDisagreement,
     Overlap,
-    Record,
     TrainSettings,
-    find_delta_rule,
-    find_rule,
     torchrun_world_size,
 )
+from distlion_lab.training.workers import AUTO
 
 BESIDE_NAME = "beside"
 WIRE_BITS_PER_S = 100e6

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
-from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,31 +16,33 @@ from rich.text import Text
 
 from distlion.wire import LinkModel
 from distlion_lab.cli.failure import refusing, shown_failures
+from distlion_lab.cli.options import (
+    Alpha,
+    BatchSize,
+    Data,
+    ModelConfig,
+    Partition,
+    ScheduleOption,
+    Steps,
+    Task,
+    TokenizerOption,
+    name_new_folder,
+)
 from distlion_lab.cli.progress import LiveDisplay
 from distlion_lab.cli.quantity import number_option, read_rate, read_seconds, whole_option
 from distlion_lab.cli.table import build_table, print_table
-from distlion_lab.planning import count_cores, parse_whole
+from distlion_lab.planning.checkup import count_cores
 from distlion_lab.planning.line import model_line
-from distlion_lab.report import (
-    list_warnings,
-    read_comparison,
-    tabulate_outcome,
-    write_comparison_report,
-)
-from distlion_lab.tasks import Tokenizer
-from distlion_lab.training import (
-    DEFAULT_METHODS,
-    METHOD_NAMES,
-    PRESETS,
-    CompareProgress,
-    CompareSettings,
-    PartitionName,
-    Preset,
-    Schedule,
-    TaskName,
-    compare,
-    make_quick,
-)
+from distlion_lab.planning.quantity import parse_whole
+from distlion_lab.report.comparison import read_comparison
+from distlion_lab.report.comparison_report import write_comparison_report
+from distlion_lab.report.comparison_tables import tabulate_outcome
+from distlion_lab.report.comparison_warnings import list_warnings
+from distlion_lab.training.compare import CompareProgress, compare
+from distlion_lab.training.compare_settings import DEFAULT_METHODS, CompareSettings
+from distlion_lab.training.methods import METHOD_NAMES
+from distlion_lab.training.presets import PRESETS, Preset, make_quick
+from distlion_lab.training.train_settings import Schedule, TaskName
 
 EXAMPLE = (
     "Example: distlion compare --task images --methods majority,average,global-lion --workers 4,8 "
@@ -51,7 +53,6 @@ _COMPARISONS = Path("comparisons")
 _LEFT_OUT = ("out", "as_json", "jobs")
 
 # The options, in the order of the help.
-_Task = Annotated[TaskName, typer.Option(help="Task to train.")]
 _PresetOption = Annotated[
     Preset | None,
     typer.Option(
@@ -87,49 +88,18 @@ _LrScale = Annotated[
         help="Factor on all learning rates: smaller for larger models.", show_default="1"
     ),
 ]
-_Steps = Annotated[int | None, whole_option(help="Optimizer steps.", show_default="200")]
 _TuningSteps = Annotated[
     int | None,
     whole_option(help="Steps of runs that choose a learning rate.", show_default="--steps"),
 ]
-_Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
 _WarmupSteps = Annotated[
     int | None, whole_option(help="Steps of linear warm-up.", show_default="a tenth")
-]
-_BatchSize = Annotated[
-    int | None,
-    whole_option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
 ]
 _EvalEvery = Annotated[
     int | None, whole_option(help="Steps between evaluations.", show_default="a tenth")
 ]
 _WeightDecay = Annotated[
     float | None, number_option(help="Weight decay of all methods.", show_default="by the method")
-]
-_Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Text: a file, a folder of *.txt, or hf:NAME. Images: cifar-10-batches-py.",
-        show_default="Python's standard library; scikit-learn's digits",
-    ),
-]
-_Partition = Annotated[
-    PartitionName | None,
-    typer.Option(
-        help="Partition of the data among workers: the same mix for all, or skewed.",
-        show_default="text contiguous, images even",
-    ),
-]
-_Alpha = Annotated[
-    float | None,
-    number_option(
-        help="Concentration of --partition by-class; smaller is more skewed.", show_default="0.1"
-    ),
-]
-_Tokenizer = Annotated[Tokenizer | None, typer.Option(help="Level of text.", show_default="byte")]
-_ModelConfig = Annotated[
-    Path | None,
-    typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
 ]
 _Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda.")]
 _LinkRate = Annotated[str, typer.Option(help="Link of each worker for predicted times: 1gbit.")]
@@ -153,7 +123,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome to stan
 def compare_command(
     context: typer.Context,
     *,
-    task: _Task = TaskName.IMAGES,
+    task: Task = TaskName.IMAGES,
     preset: _PresetOption = None,
     quick: _Quick = False,
     methods: _Methods = None,
@@ -162,18 +132,18 @@ def compare_command(
     lrs: _Lrs = None,
     lr_factor: _LrFactor = 3.0,
     lr_scale: _LrScale = None,
-    steps: _Steps = None,
+    steps: Steps = None,
     tuning_steps: _TuningSteps = None,
-    schedule: _Schedule = Schedule.COSINE,
+    schedule: ScheduleOption = Schedule.COSINE,
     warmup_steps: _WarmupSteps = None,
-    batch_size: _BatchSize = None,
+    batch_size: BatchSize = None,
     eval_every: _EvalEvery = None,
     weight_decay: _WeightDecay = None,
-    data: _Data = None,
-    partition: _Partition = None,
-    alpha: _Alpha = None,
-    tokenizer: _Tokenizer = None,
-    model_config: _ModelConfig = None,
+    data: Data = None,
+    partition: Partition = None,
+    alpha: Alpha = None,
+    tokenizer: TokenizerOption = None,
+    model_config: ModelConfig = None,
     device: _Device = "cpu",
     link: _LinkRate = "1gbit",
     latency_us: _LatencyUs = "100",
@@ -188,31 +158,13 @@ def compare_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
-        given = {
-            "methods": _split(methods),
-            "workers": _split_numbers(workers),
-            "seeds": seeds,
-            "lrs": lrs,
-            "lr_factor": lr_factor,
-            "lr_scale": lr_scale,
-            "steps": steps,
-            "tuning_steps": tuning_steps,
-            "schedule": schedule,
-            "warmup_steps": warmup_steps,
-            "batch_size": batch_size,
-            "eval_every": eval_every,
-            "weight_decay": weight_decay,
-            "data": data,
-            "partition": partition,
-            "alpha": alpha,
-            "tokenizer": tokenizer,
-            "model_config": model_config,
-            "device": device,
-        }
+        fields = {field.name for field in dataclasses.fields(CompareSettings)} - {"task"}
+        given = {name: value for name, value in context.params.items() if name in fields}
+        given |= {"methods": _split(methods), "workers": _split_numbers(workers)}
         settings = _choose_settings(task, given, preset=preset, quick=quick)
         latency_s = read_seconds("--latency-us", latency_us, unit="us")
         model = model_line(read_rate("--link", link), latency_s=latency_s)
-        folder = out or _choose_folder(settings)
+        folder = out or name_new_folder(_COMPARISONS, settings.task.value)
         _run_all(settings, folder, jobs, _format_command(context, folder), messages)
         _report(folder, model, link, as_json=as_json)
 
@@ -256,16 +208,6 @@ def _split_numbers(text: str | None) -> tuple[int, ...] | None:
 def _default_jobs(device: str) -> int:
     """Return one job for each core; on a GPU a single one."""
     return count_cores() if device == "cpu" else 1
-
-
-def _choose_folder(settings: CompareSettings) -> Path:
-    """Name a folder that does not exist yet."""
-    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{moment}-{settings.task.value}"
-    attempt = 1
-    while (folder := _COMPARISONS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
-        attempt += 1
-    return folder
 
 
 def _format_command(context: typer.Context, folder: Path) -> str:

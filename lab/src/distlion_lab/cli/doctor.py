@@ -20,18 +20,14 @@ from distlion.wire import LinkModel
 from distlion_lab.cli.failure import leave_torchrun, shown_failures
 from distlion_lab.cli.quantity import read_count, read_seconds, whole_option
 from distlion_lab.cli.table import print_table
-from distlion_lab.planning import (
-    Accelerators,
-    Advice,
-    Checkup,
-    Scenario,
-    advise,
-    compare_methods,
-    examine,
-    find_accelerators,
-    format_rate,
-)
-from distlion_lab.training import run_workers, torchrun_world_size
+from distlion_lab.planning.accelerator import Accelerators, find_accelerators
+from distlion_lab.planning.advice import Advice, advise
+from distlion_lab.planning.checkup import Checkup, examine
+from distlion_lab.planning.planner import compare_methods
+from distlion_lab.planning.quantity import format_rate
+from distlion_lab.planning.scenario import Scenario
+from distlion_lab.training.local_workers import run_workers
+from distlion_lab.training.train_settings import torchrun_world_size
 
 EXAMPLE = "Example: distlion doctor --workers 2 --params 1e8 --compute-s 0.5"
 _GIGA = 1e9

@@ -18,7 +18,7 @@ from rich.text import Text
 from distlion.command_line import FAILED, INTERRUPTED, MISUSED
 from distlion.errors import DistlionError, InvalidArgumentError, PeerLostError, StepError
 from distlion_lab.errors import WorkerFailedError
-from distlion_lab.training import torchrun_world_size
+from distlion_lab.training.train_settings import torchrun_world_size
 
 # Names of arguments in the library, where the option has another name.
 _ALIASES = {

@@ -22,22 +22,14 @@ from distlion_lab.cli.quantity import (
     whole_option,
 )
 from distlion_lab.names import suggest
-from distlion_lab.planning import (
-    CPU,
-    GPU,
-    GPUS,
-    NVLINK,
-    PCIE,
-    THRESHOLD,
-    Machine,
-    Scenario,
-    advise,
-    build_page_model,
-    build_record,
-    compare_methods,
-)
+from distlion_lab.planning.advice import advise, build_record
 from distlion_lab.planning.line import model_line
-from distlion_lab.report import draw_plan_figure, write_plan_page
+from distlion_lab.planning.machine import CPU, GPU, GPUS, Machine
+from distlion_lab.planning.page_model import build_page_model
+from distlion_lab.planning.planner import THRESHOLD, compare_methods
+from distlion_lab.planning.scenario import NVLINK, PCIE, Scenario
+from distlion_lab.report.plan_figure import draw_plan_figure
+from distlion_lab.report.plan_page import write_plan_page
 
 EXAMPLE = (
     "Example: distlion plan --params 1e9 --nodes 16 --gpus-per-node 8 --link 10gbit --compute-s 0.8"

@@ -7,7 +7,9 @@ from rich.text import Text
 
 from distlion_lab.cli.plan_table import format_number
 from distlion_lab.cli.table import build_table, print_table
-from distlion_lab.planning import PERIODS, Scenario, Site, advise_local, format_rate, list_sites
+from distlion_lab.planning.local_steps import PERIODS, Site, advise_local, list_sites
+from distlion_lab.planning.quantity import format_rate
+from distlion_lab.planning.scenario import Scenario
 
 _MARK = (
     "These are forecasts. At 100 Mbit/s, a vote by AllReduce over emulated round trips of 100 and "

@@ -10,7 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from distlion_lab.cli.table import build_table, fits, print_table
-from distlion_lab.planning import TIME_ONLY, Advice, Forecast, Forecasts, Scenario
+from distlion_lab.planning.advice import TIME_ONLY, Advice
+from distlion_lab.planning.forecast import Forecast
+from distlion_lab.planning.planner import Forecasts
+from distlion_lab.planning.scenario import Scenario
 
 _MEGABYTE = 1e6
 _MILLISECONDS_BELOW_S = 0.1

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from distlion_lab.training import Progress
+from distlion_lab.training.loop import Progress
 
 _PLAIN_EVERY_S = 10.0
 # On a terminal, throughput is the mean over this many seconds of steps.

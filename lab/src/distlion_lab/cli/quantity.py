@@ -9,7 +9,7 @@ import typer
 
 from distlion.errors import InvalidArgumentError
 from distlion_lab.cli.failure import refusing
-from distlion_lab.planning import (
+from distlion_lab.planning.quantity import (
     parse_count,
     parse_number,
     parse_rate,

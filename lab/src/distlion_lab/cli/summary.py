@@ -10,7 +10,8 @@ from rich.text import Text
 
 from distlion_lab.cli.table import print_table
 from distlion_lab.names import name_rule
-from distlion_lab.training import FIGURE_NAME, RECORD_NAME, Record
+from distlion_lab.training.record import RECORD_NAME, Record
+from distlion_lab.training.run import FIGURE_NAME
 
 _MEGABYTE = 1_000_000
 

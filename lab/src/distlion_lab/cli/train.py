@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import dataclasses
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -15,23 +15,33 @@ from distlion.votes import SCALED_RULES
 from distlion.wire import PATTERNS
 from distlion_lab.cli.beside import read_beside, train_beside
 from distlion_lab.cli.failure import is_first_rank, leave_torchrun, shown_failures
+from distlion_lab.cli.options import (
+    Alpha,
+    BatchSize,
+    Data,
+    ModelConfig,
+    Partition,
+    ScheduleOption,
+    Steps,
+    Task,
+    TokenizerOption,
+    name_new_folder,
+)
 from distlion_lab.cli.quantity import number_option, read_seconds, whole_option
 from distlion_lab.cli.training_run import Runs, show_record
-from distlion_lab.tasks import Tokenizer
-from distlion_lab.training import (
-    AUTO,
+from distlion_lab.training.checkpoints import CheckpointSettings
+from distlion_lab.training.methods import RULE_NAMES
+from distlion_lab.training.record import Record
+from distlion_lab.training.train_settings import (
     DEFAULT_RULE,
-    RULE_NAMES,
-    CheckpointSettings,
     OnDisagreement,
     Overlap,
-    PartitionName,
-    Record,
     Schedule,
     TaskName,
     TrainSettings,
     torchrun_world_size,
 )
+from distlion_lab.training.workers import AUTO
 
 EXAMPLE = "Example: distlion train --task text --workers 4 --steps 200 --data my_text.txt"
 _RUNS = Path("runs")
@@ -46,7 +56,6 @@ class WorldChangeName(str, Enum):
 
 
 # The options, in the order of the help.
-_Task = Annotated[TaskName, typer.Option(help="Task to train.")]
 _Workers = Annotated[
     int | None,
     whole_option(help="Local worker processes.", show_default="4; under torchrun, its world size"),
@@ -106,20 +115,14 @@ _OnDisagreement = Annotated[
         "--diagnose-every."
     ),
 ]
-_Steps = Annotated[int | None, whole_option(help="Optimizer steps.", show_default="200")]
 _Lr = Annotated[
     float | None, number_option(help="Highest learning rate.", show_default="by the rule")
 ]
 _WeightDecay = Annotated[
     float | None, number_option(help="Decoupled weight decay.", show_default="by the rule")
 ]
-_Schedule = Annotated[Schedule, typer.Option(help="Learning rate after the warm-up.")]
 _WarmupSteps = Annotated[
     int | None, whole_option(help="Steps of linear warm-up.", show_default="20")
-]
-_BatchSize = Annotated[
-    int | None,
-    whole_option(help="Examples of one worker in a step.", show_default="text 8, images 32"),
 ]
 _Seed = Annotated[int, whole_option(help="Seed of weights, data order and random tie-breaking.")]
 _Threads = Annotated[int, whole_option(help="Threads of one worker.")]
@@ -153,34 +156,6 @@ _StepTimeout = Annotated[
         help="Time that a step waits for a silent worker: 60, 5min. For rules that vote.",
         show_default="60",
     ),
-]
-_Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Text: a file, a folder of .txt books, hf:NAME or hf:NAME:CONFIGURATION. "
-        "Images: cifar-10-batches-py.",
-        show_default="Python's standard library; scikit-learn's digits",
-    ),
-]
-_Partition = Annotated[
-    PartitionName | None,
-    typer.Option(
-        help="Partition of the data among workers. Text: contiguous, even or by-book. Images: even "
-        "or by-class.",
-        show_default="text contiguous, images even",
-    ),
-]
-_Alpha = Annotated[
-    float | None,
-    number_option(
-        help="Dirichlet concentration of the partition by-class; smaller is more skewed.",
-        show_default="0.1",
-    ),
-]
-_Tokenizer = Annotated[Tokenizer | None, typer.Option(help="Level of text.", show_default="byte")]
-_ModelConfig = Annotated[
-    Path | None,
-    typer.Option(help="A transformers config as JSON.", show_default="a small preset"),
 ]
 _EvalEvery = Annotated[
     int | None, whole_option(help="Steps between validations.", show_default="50")
@@ -232,38 +207,10 @@ _AsJson = Annotated[
 ]
 
 
-# Options with the same name as the run's setting.
-_SETTINGS = (
-    "workers",
-    "exchange",
-    "overlap",
-    "momentum_sync_every",
-    "every",
-    "delay",
-    "diagnose_every",
-    "on_disagreement",
-    "steps",
-    "lr",
-    "weight_decay",
-    "schedule",
-    "warmup_steps",
-    "batch_size",
-    "seed",
-    "threads",
-    "device",
-    "data",
-    "partition",
-    "alpha",
-    "tokenizer",
-    "model_config",
-    "eval_every",
-)
-
-
 def train_command(
     context: typer.Context,
     *,
-    task: _Task = TaskName.TEXT,
+    task: Task = TaskName.TEXT,
     workers: _Workers = None,
     rule: _Rule = None,
     exchange: _Exchange = AUTO,
@@ -273,23 +220,23 @@ def train_command(
     delay: _Delay = None,
     diagnose_every: _DiagnoseEvery = None,
     on_disagreement: _OnDisagreement = OnDisagreement.WARN,
-    steps: _Steps = None,
+    steps: Steps = None,
     lr: _Lr = None,
     weight_decay: _WeightDecay = None,
-    schedule: _Schedule = Schedule.COSINE,
+    schedule: ScheduleOption = Schedule.COSINE,
     warmup_steps: _WarmupSteps = None,
-    batch_size: _BatchSize = None,
+    batch_size: BatchSize = None,
     seed: _Seed = 0,
     threads: _Threads = 1,
     device: _Device = "cpu",
     oversubscribe: _Oversubscribe = False,
     crew: _Crew = False,
     step_timeout: _StepTimeout = None,
-    data: _Data = None,
-    partition: _Partition = None,
-    alpha: _Alpha = None,
-    tokenizer: _Tokenizer = None,
-    model_config: _ModelConfig = None,
+    data: Data = None,
+    partition: Partition = None,
+    alpha: Alpha = None,
+    tokenizer: TokenizerOption = None,
+    model_config: ModelConfig = None,
     eval_every: _EvalEvery = None,
     run_dir: _RunDir = None,
     checkpoint_every: _CheckpointEvery = None,
@@ -338,7 +285,8 @@ def _show_runs(
 def _read_settings(
     context: typer.Context, task: TaskName, rule: str | None, step_timeout: str | None
 ) -> TrainSettings:
-    given = {name: context.params[name] for name in _SETTINGS}
+    settings = {field.name for field in dataclasses.fields(TrainSettings)} - {"task", "rule"}
+    given = {name: value for name, value in context.params.items() if name in settings}
     if step_timeout is not None:
         given["step_timeout_s"] = read_seconds("--step-timeout", step_timeout)
     return TrainSettings.with_defaults(task, rule, **given)
@@ -357,11 +305,5 @@ def _check_folder(run_dir: Path | None, checkpoints: CheckpointSettings) -> None
 
 
 def _choose_run_dir(settings: TrainSettings) -> Path:
-    """Name a folder that does not exist yet."""
-    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
     rule = settings.rule if settings.every is None else f"{settings.rule}-every-{settings.every}"
-    name = f"{moment}-{settings.task.value}-{rule}-{settings.workers}-workers"
-    attempt = 1
-    while (folder := _RUNS / (name if attempt == 1 else f"{name}-{attempt}")).exists():
-        attempt += 1
-    return folder
+    return name_new_folder(_RUNS, f"{settings.task.value}-{rule}-{settings.workers}-workers")

@@ -13,7 +13,10 @@ from distlion.errors import ReplicaMismatchError
 from distlion_lab.cli.progress import ProgressDisplay
 from distlion_lab.cli.summary import print_summary
 from distlion_lab.errors import UnwrittenRunError
-from distlion_lab.training import CheckpointSettings, Record, TrainSettings, train
+from distlion_lab.training.checkpoints import CheckpointSettings
+from distlion_lab.training.record import Record
+from distlion_lab.training.run import train
+from distlion_lab.training.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)

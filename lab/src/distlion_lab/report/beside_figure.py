@@ -6,15 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import MissingDependencyError
-from distlion_lab.names import name_rule
+from matplotlib.figure import Figure
 
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise MissingDependencyError(
-        "figures need the package 'matplotlib': pip install \"distlion[train]\""
-    ) from error
+from distlion_lab.names import name_rule
 
 _INCHES = (9.0, 4.0)
 _DPI = 150

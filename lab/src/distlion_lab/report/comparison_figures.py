@@ -6,18 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distlion.errors import MissingDependencyError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
 from distlion.wire import LinkModel
 from distlion_lab.report.comparison import LOSS, Cell, Comparison, Metric, Spread
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-except ImportError as error:
-    raise MissingDependencyError(
-        "figures need the package 'matplotlib': pip install \"distlion[train]\""
-    ) from error
 
 _DPI = 130
 _PANEL_INCHES = (4.6, 3.7)

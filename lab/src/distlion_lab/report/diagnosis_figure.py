@@ -8,17 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from distlion.errors import MissingDependencyError
 from distlion_lab.errors import DataError
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise MissingDependencyError(
-        "figures need the package 'matplotlib': pip install \"distlion[train]\""
-    ) from error
 
 _MEASURES = {
     "margin": "vote margin |sum| / N",

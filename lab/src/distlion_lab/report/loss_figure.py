@@ -5,18 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import MissingDependencyError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from distlion_lab.errors import DataError
 from distlion_lab.json_file import columns, fields, number, read_json, text, whole
 from distlion_lab.names import name_rule
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise MissingDependencyError(
-        "figures need the package 'matplotlib': pip install \"distlion[train]\""
-    ) from error
 
 # Weight of the past in the smoothed training loss: about 10 steps.
 _SMOOTHING = 0.9

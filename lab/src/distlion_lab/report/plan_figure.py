@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from distlion.errors import MissingDependencyError
-from distlion_lab.errors import DataError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise MissingDependencyError(
-        "figures need the package 'matplotlib': pip install \"distlion[train]\""
-    ) from error
+from distlion_lab.errors import DataError
 
 _INCHES = (10.0, 4.5)
 _DPI = 150

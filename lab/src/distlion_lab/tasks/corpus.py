@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlion.errors import MissingDependencyError
 from distlion_lab.errors import DataError
 from distlion_lab.plain_file import read_plain_file
 
@@ -82,7 +81,6 @@ def load_corpus(source: str | None) -> Corpus:
     Raises:
         DataError: The text does not exist, cannot be read, is empty, is no UTF-8, has more than
             2^30 bytes, or has a validation part longer than the training part.
-        MissingDependencyError: ``hf:`` was given and ``datasets`` is not installed.
     """
     if source is None:
         corpus = _load_stdlib(Path(sysconfig.get_path("stdlib")))
@@ -223,12 +221,8 @@ def _load_hub(source: str) -> Corpus:
 
 def _open_hub(name: str, configuration: str | None) -> dict[str, Dataset]:
     """Open a data set of the hub, a folder of data files, or a folder from ``save_to_disk``."""
-    try:
-        import datasets  # imported on demand: it costs a second, and most runs do not need it
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{HUB_PREFIX}{name} needs the package 'datasets': pip install \"distlion[train]\""
-        ) from error
+    import datasets  # imported on demand: it costs a second, and most runs do not need it
+
     # It logs retries as lines about sockets; we report their outcome in one line.
     chatter = logging.getLogger("huggingface_hub")
     level = chatter.level

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distlion.errors import MissingDependencyError
 from distlion_lab.errors import DataError
 from distlion_lab.tasks.base import Batch, digest_arrays, seeded_generator
 from distlion_lab.tasks.cifar import CLASSES, read_cifar10
@@ -88,7 +87,6 @@ class ImageTask:
 
     Raises:
         DataError: The data or the config cannot be used, or they do not fit each other.
-        MissingDependencyError: A package of the extra ``train`` is not installed.
     """
 
     name = "images"
@@ -186,13 +184,9 @@ class ImageTask:
 
 
 def _load_digits() -> _LabeledImages:
-    try:
-        # It costs 2.5 s, so it is imported on demand.
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingDependencyError(
-            "the digits need the package 'scikit-learn': pip install \"distlion[train]\""
-        ) from error
+    # It costs 2.5 s, so it is imported on demand.
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
     digits = load_digits()
     pixels = torch.from_numpy(digits.images.astype(np.float32))[:, None] / _DIGITS_MAX
     labels = torch.from_numpy(digits.target.astype(np.int64))

@@ -7,25 +7,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    GPT2Config,
+    PreTrainedConfig,
+    ViTConfig,
+)
 
-from distlion.errors import MissingDependencyError
 from distlion_lab.errors import DataError
 from distlion_lab.json_file import read_json
-
-try:
-    from transformers import (
-        CONFIG_MAPPING,
-        AutoModelForCausalLM,
-        AutoModelForImageClassification,
-        GPT2Config,
-        PreTrainedConfig,
-        ViTConfig,
-    )
-except ImportError as error:
-    raise MissingDependencyError(
-        "the training tasks need the package 'transformers': pip install \"distlion[train]\""
-    ) from error
-
 
 # Any other name may be a kernel on the hub.
 _LOCAL_ATTENTION = (None, "eager", "sdpa", "flex_attention")

@@ -118,7 +118,6 @@ class TextTask:
 
     Raises:
         DataError: The text or the config cannot be used, or they do not fit each other.
-        MissingDependencyError: A package of the extra ``train`` is not installed.
     """
 
     name = "text"

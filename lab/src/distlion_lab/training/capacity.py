@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.planning import count_cores
-from distlion_lab.tasks import Task
+from distlion_lab.planning.checkup import count_cores
+from distlion_lab.tasks.base import Task
 from distlion_lab.training.train_settings import DEFAULT_WORKERS, TrainSettings
 
 THREADS_PER_CORE = 4

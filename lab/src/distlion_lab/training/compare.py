@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.tasks import Task
+from distlion_lab.tasks.base import Task
 from distlion_lab.training.compare_settings import TUNING_SEED, Cell, CompareSettings
 from distlion_lab.training.local_workers import Emit
 from distlion_lab.training.methods import find_method

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.tasks import Tokenizer
+from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.device import check_device
 from distlion_lab.training.methods import RECIPE, find_method
 from distlion_lab.training.run_settings import RunSettings

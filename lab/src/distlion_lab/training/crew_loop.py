@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -10,47 +9,39 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.crew import Crew, CrewLion
-from distlion.errors import NonFiniteError
-from distlion_lab.baselines import ring_all_reduce_bytes
-from distlion_lab.tasks import Task, batch_loss
-from distlion_lab.training.device import find_device, move_batch
-from distlion_lab.training.dropout import seeded_dropout
+from distlion_lab.baselines.ring import ring_all_reduce_bytes
+from distlion_lab.tasks.base import Task
+from distlion_lab.training.device import find_device
+from distlion_lab.training.gradient import compute_gradient
+from distlion_lab.training.history import Series
 from distlion_lab.training.loop import (
     FINAL_LOSS_STEPS,
     Progress,
+    check_finite,
     conclude_scores,
     lr_factor,
+    make_record,
     score_heldout,
     start_worker,
 )
-from distlion_lab.training.record import Record, describe_versions
+from distlion_lab.training.record import Record
 from distlion_lab.training.train_settings import TrainSettings
+from distlion_lab.training.workers import digest_parameters
 
 
-class Series:
-    """Results of a run so far; a newcomer takes them from the most advanced member.
+class CarriedSeries(Series):
+    """Series that a newcomer takes from the most advanced member; losses are one member's.
 
     Attributes:
-        losses, evaluations: Series as in a ``Record``; losses of one member.
-        seconds: Seconds of the steps.
         full_precision_bytes: Bytes that a ring all-reduce of gradients would have sent.
     """
 
     def __init__(self) -> None:
-        names = ("step", "seconds", "loss")
-        self.losses: dict[str, list[float]] = {name: [] for name in (*names, "lr")}
-        self.evaluations: dict[str, list[float]] = {name: [] for name in (*names, "accuracy")}
+        super().__init__()
         self.full_precision_bytes = 0
-        self._began_s = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the run began."""
-        return round(time.perf_counter() - self._began_s, 6)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state."""
@@ -65,7 +56,7 @@ class Series:
         """Load a state."""
         self.losses, self.evaluations = state["losses"], state["evaluations"]
         self.full_precision_bytes = state["full_precision_bytes"]
-        self._began_s = time.perf_counter() - state["seconds"]
+        self._start_s = time.perf_counter() - state["seconds"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ class CrewLoop:
         self._device = find_device(settings.device, 0)
         model = task.build_model(seed=settings.seed).to(self._device)
         self._trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self._series = Series()
+        self._series = CarriedSeries()
         crew.carry(series=self._series)
         make = partial(crew.optimizer, buffers=list(model.buffers()))
         self._worker = start_worker(settings, model, make)
@@ -137,20 +128,18 @@ class CrewLoop:
             seed=self._settings.seed, step=step, rank=place, world_size=size
         )
         seed, device = self._settings.seed, self._device
-        with seeded_dropout(seed=seed, step=step, rank=place, device=device):
-            loss = batch_loss(self._worker.model, move_batch(batch, device))
-            loss.backward()  # type: ignore[no-untyped-call]
-        lr, found = float(self._schedule.get_last_lr()[0]), float(loss.detach())
+        found = compute_gradient(
+            self._worker.model, batch, seed=seed, step=step, rank=place, device=device
+        )
+        lr, loss = float(self._schedule.get_last_lr()[0]), float(found)
         # False if members have changed; the step may then be another one.
         was_committed = self._optimizer.step()
         self._optimizer.zero_grad()
         if not was_committed:
             return
         self._schedule.step()
-        self._check_finite(found)
-        row = {"step": step, "seconds": self._series.seconds, "loss": found, "lr": lr}
-        for name, value in row.items():
-            self._series.losses[name].append(value)
+        self._check_finite(loss, "training")
+        self._series.add_step(step, loss=loss, lr=lr)
         self._series.full_precision_bytes += ring_all_reduce_bytes(self._trainable, size)
         self._units += self._task.units_per_batch * size
         self._training_s += time.perf_counter() - start_s
@@ -164,19 +153,12 @@ class CrewLoop:
             model, everything = self._worker.model, slice(None)
             sums = score_heldout(model, self._task, self._device, everything)
             loss, accuracy = conclude_scores(sums)
-            self._check_finite(loss)
-            row = {"step": done, "seconds": self._series.seconds, "loss": loss}
-            for name, value in (row | {"accuracy": accuracy}).items():
-                evaluations[name].append(value)
+            self._check_finite(loss, "validation")
+            self._series.add_evaluation(done, loss=loss, accuracy=accuracy)
         self._report(loss)
 
-    def _check_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"the loss is {loss}; try a smaller lr than {self._settings.lr}",
-                rank=self._crew.rank,
-                step=self._done,
-            )
+    def _check_finite(self, loss: float, kind: str) -> None:
+        check_finite(loss, kind, self._settings, rank=self._crew.rank, step=self._done)
 
     def _report(self, validation_loss: float | None) -> None:
         epoch, series, done = self._crew.epoch, self._series, self._done
@@ -203,20 +185,13 @@ class CrewLoop:
 
     def _conclude(self) -> Ending:
         series, worker = self._series, self._worker
-        digest = hashlib.sha256()
-        for param in worker.model.parameters():
-            raw = param.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(raw.numpy().tobytes())
         losses = series.losses["loss"][-FINAL_LOSS_STEPS:]
-        record = Record(
-            settings=self._settings.to_json(),
-            versions=describe_versions(),
-            task=self._task.describe(),
+        record = make_record(
+            self._settings,
+            self._task,
+            series,
             trainable_parameters=self._trainable,
             world_size=self._crew.size,
-            initial_validation_loss=series.evaluations["loss"][0],
-            final_validation_loss=series.evaluations["loss"][-1],
-            final_validation_accuracy=series.evaluations["accuracy"][-1],
             final_train_loss=math.fsum(losses) / len(losses),
             wall_s=series.seconds,
             sent_bytes_per_worker=worker.sent_bytes,
@@ -224,8 +199,6 @@ class CrewLoop:
             bits_per_parameter=worker.bits_per_parameter,
             replicas_equal=False,  # until the parent, which has all digests, finds them equal
             traffic=worker.traffic(),
-            losses=series.losses,
-            evaluations=series.evaluations,
             diagnostics=worker.diagnostics(),
         )
-        return Ending(record, digest.hexdigest())
+        return Ending(record, digest_parameters(worker.model))

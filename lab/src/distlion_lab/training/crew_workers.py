@@ -6,7 +6,6 @@ import os
 import secrets
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import connection
@@ -17,13 +16,12 @@ from typing import Any, NoReturn
 import torch
 
 from distlion.crew import Crew, start_store
-from distlion.errors import CrewError, DistlionError
 from distlion_lab.errors import WorkerFailedError
-from distlion_lab.tasks import Task
+from distlion_lab.tasks.base import Task
 from distlion_lab.training.crew_loop import CrewLoop, Ending
 from distlion_lab.training.loop import Progress
 from distlion_lab.training.processes import (
-    WorkerTraceError,
+    Failure,
     become_child,
     choose_context,
     describe_exit,
@@ -41,15 +39,6 @@ REPLACED_AFTER_S = 3.0
 _HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An error of a worker; an error of the crew may end one worker but not the others."""
-
-    description: str
-    trace: str | None
-    is_of_crew: bool
-
-
 @dataclass
 class _Member:
     """A process, as its parent sees it.
@@ -61,7 +50,7 @@ class _Member:
     process: BaseProcess
     inbox: Connection
     ending: Ending | None = None
-    failure: _Failure | None = None
+    failure: Failure | None = None
     is_gone: bool = False
 
 
@@ -112,7 +101,7 @@ class _Company:
         self._context = choose_context([__name__, *preload])
         self._members: list[_Member] = []
         self._vacant_since_s: list[float] = []
-        self._failures: list[_Failure] = []
+        self._failures: list[Failure] = []
         self._last: Progress | None = None
 
     def run(self) -> Record:
@@ -176,7 +165,7 @@ class _Company:
                         self._observe(progress)
                     case Ending() as ending:
                         member.ending = ending
-                    case _Failure() as failure:
+                    case Failure() as failure:
                         member.failure = failure
                         self._failures.append(failure)
         except (EOFError, ConnectionResetError):
@@ -217,9 +206,7 @@ class _Company:
     def _fail(self) -> NoReturn:
         if not self._failures:
             raise WorkerFailedError("all workers were killed")
-        first = self._failures[0]
-        cause = WorkerTraceError(first.trace) if first.trace else None
-        raise WorkerFailedError(f"a worker failed: {first.description}") from cause
+        self._failures[0].raise_as("a worker")
 
     def end(self) -> None:
         """End all processes that still run."""
@@ -248,7 +235,5 @@ def _be_member(
         outbox.send(ending)
     # The parent reports any exception; nothing is left to run here.
     except Exception as error:  # noqa: BLE001
-        trace = None if isinstance(error, DistlionError) else traceback.format_exc()
-        said = f"{type(error).__name__}: {error}"
-        outbox.send(_Failure(said, trace, isinstance(error, CrewError)))
+        outbox.send(Failure.of(error))
         sys.exit(1)

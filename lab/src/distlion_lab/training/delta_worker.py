@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,29 +11,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from distlion.errors import InvalidArgumentError, ReplicaMismatchError
+from distlion.errors import InvalidArgumentError
 from distlion.local import LocalSteps
 from distlion.votes import SCALED_RULES
 from distlion_lab.names import suggest
 from distlion_lab.training.delta_votes import PLAIN, DeltaVotes
 from distlion_lab.training.inner import ADAMW
 from distlion_lab.training.method import Method, MethodKind
-from distlion_lab.training.workers import MethodRun, VoteOptions
+from distlion_lab.training.workers import MethodRun, VoteOptions, Voter
 
 DEFAULT_DELTA_RULE = "scaled"
 _OF_LOCAL_STEPS = ("exchange", "diagnose_every", "step_timeout_s")
 
 
 @dataclass(frozen=True)
-class DeltaWorker:
+class DeltaWorker(Voter[LocalSteps]):
     """``LocalSteps`` over AdamW on a bare model.
 
     Workers differ between two votes. ``scoring`` puts the common point into the model, and
     ``finish`` ends a run with a vote.
     """
-
-    model: nn.Module
-    optimizer: LocalSteps
 
     @classmethod
     def build(
@@ -71,11 +67,6 @@ class DeltaWorker:
         return cls(model, optimizer)
 
     @property
-    def sent_bytes(self) -> int:
-        """Return the bytes of the votes; replica digests are counted separately."""
-        return self.optimizer.traffic.sent_bytes
-
-    @property
     def bits_per_parameter(self) -> float:
         """Return the bits of the last vote for each trainable parameter, divided by H."""
         return self.optimizer.traffic.bits_per_parameter / self.optimizer.every
@@ -88,20 +79,7 @@ class DeltaWorker:
 
     def traffic(self) -> dict[str, Any]:
         """Return the optimizer's traffic, which counts votes as steps; bits are for one step."""
-        found = dataclasses.asdict(self.optimizer.traffic)
-        return found | {"bits_per_parameter": self.bits_per_parameter}
-
-    def diagnostics(self) -> list[dict[str, Any]]:
-        """Return the optimizer's diagnostics."""
-        return [dataclasses.asdict(found) for found in self.optimizer.diagnostics()]
-
-    def replicas_equal(self) -> bool:
-        """Return True if the optimizer finds the common points equal."""
-        try:
-            self.optimizer.verify_replicas()
-        except ReplicaMismatchError:
-            return False
-        return True
+        return super().traffic() | {"bits_per_parameter": self.bits_per_parameter}
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

@@ -7,8 +7,8 @@ import os
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.planning import explain_missing_cuda
-from distlion_lab.tasks import Batch
+from distlion_lab.planning.accelerator import explain_missing_cuda
+from distlion_lab.tasks.base import Batch
 
 
 def check_device(name: str) -> None:

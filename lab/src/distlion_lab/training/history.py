@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import CheckpointError
-from distlion_lab.baselines import ring_all_reduce_bytes
+from distlion_lab.baselines.ring import ring_all_reduce_bytes
 from distlion_lab.training.workers import RealWorker, gather_rows
 
 _LOSS_SERIES = ("step", "seconds", "loss", "lr")
@@ -19,30 +19,18 @@ _EVALUATION_SERIES = ("step", "seconds", "loss", "accuracy")
 _OF_LAST_STEP = ("last_sent_bytes", "last_received_bytes", "last_messages", "bits_per_parameter")
 
 
-class History:
-    """The series and accounts of a run on one worker.
-
-    Args:
-        worker: Counter of the bytes that this process has sent.
-        world_size: Number of workers.
+class Series:
+    """The series of a run so far.
 
     Attributes:
-        losses: Series ``step``, ``seconds``, ``loss``, ``lr``. Losses are this worker's until
-            ``settle``, and means over workers from then on.
+        losses: Series ``step``, ``seconds``, ``loss``, ``lr``.
         evaluations: Series ``step``, ``seconds``, ``loss``, ``accuracy``.
     """
 
-    def __init__(self, worker: RealWorker, world_size: int) -> None:
+    def __init__(self) -> None:
         self.losses: dict[str, list[float]] = {name: [] for name in _LOSS_SERIES}
         self.evaluations: dict[str, list[float]] = {name: [] for name in _EVALUATION_SERIES}
-        self._worker = worker
-        self._world_size = world_size
-        self._settled = 0
-        self._start_s = time.perf_counter()
-        self._traffic_before: dict[str, Any] = {}
-        self._diagnostics_before: list[dict[str, Any]] = []
-        # [steps, workers] of each stretch between changes of the number of workers.
-        self._stretches: list[list[int]] = [[0, world_size]]
+        self.start_clock()
 
     def start_clock(self) -> None:
         """Count seconds from here."""
@@ -52,6 +40,40 @@ class History:
     def seconds(self) -> float:
         """Seconds spent on the run so far, without a resume's repeated steps and waiting."""
         return round(time.perf_counter() - self._start_s, 6)
+
+    def add_step(self, step: int, *, loss: float, lr: float) -> None:
+        """Note a step, counted from 0."""
+        row = {"step": step, "seconds": self.seconds, "loss": loss, "lr": lr}
+        for name, value in row.items():
+            self.losses[name].append(value)
+
+    def add_evaluation(self, done: int, *, loss: float, accuracy: float) -> None:
+        """Note an evaluation after ``done`` steps."""
+        row = {"step": done, "seconds": self.seconds, "loss": loss, "accuracy": accuracy}
+        for name, value in row.items():
+            self.evaluations[name].append(value)
+
+
+class History(Series):
+    """The series and accounts of a run on one worker.
+
+    Args:
+        worker: Counter of the bytes that this process has sent.
+        world_size: Number of workers.
+
+    Notes:
+        Losses are this worker's until ``settle``, and means over workers from then on.
+    """
+
+    def __init__(self, worker: RealWorker, world_size: int) -> None:
+        super().__init__()
+        self._worker = worker
+        self._world_size = world_size
+        self._settled = 0
+        self._traffic_before: dict[str, Any] = {}
+        self._diagnostics_before: list[dict[str, Any]] = []
+        # [steps, workers] of each stretch between changes of the number of workers.
+        self._stretches: list[list[int]] = [[0, world_size]]
 
     @property
     def sent_bytes(self) -> int:
@@ -64,17 +86,8 @@ class History:
         return float(self.traffic()["bits_per_parameter"])
 
     def add_step(self, step: int, *, loss: float, lr: float) -> None:
-        """Note a step, counted from 0."""
-        row = {"step": step, "seconds": self.seconds, "loss": loss, "lr": lr}
-        for name, value in row.items():
-            self.losses[name].append(value)
+        super().add_step(step, loss=loss, lr=lr)
         self._stretches[-1][0] += 1
-
-    def add_evaluation(self, done: int, *, loss: float, accuracy: float) -> None:
-        """Note an evaluation after ``done`` steps."""
-        row = {"step": done, "seconds": self.seconds, "loss": loss, "accuracy": accuracy}
-        for name, value in row.items():
-            self.evaluations[name].append(value)
 
     def settle(self) -> None:
         """Replace this worker's losses by means over all; every worker must call it."""

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from distlion.optim import Lion
-from distlion_lab.baselines import MOMENTUM, MuonWithAdamW
+from distlion_lab.baselines.muon import MOMENTUM, MuonWithAdamW
 from distlion_lab.training.workers import LION_BETAS, MethodRun
 
 # Small sweeps of one seed, in studies/lab-notebook.md.

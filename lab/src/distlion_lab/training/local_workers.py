@@ -6,7 +6,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -17,10 +16,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from distlion.errors import DistlionError
 from distlion_lab.errors import WorkerFailedError
 from distlion_lab.training.processes import (
-    WorkerTraceError,
+    Failure,
     become_child,
     choose_context,
     describe_exit,
@@ -44,15 +42,6 @@ class _Event:
 @dataclass(frozen=True)
 class _Result:
     content: Any
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A reported exception; ``time_ns`` is the machine's monotonic clock, one for all ranks."""
-
-    time_ns: int
-    description: str
-    trace: str | None
 
 
 def run_workers(
@@ -99,7 +88,7 @@ class _Team:
         self._world_size = world_size
         self._processes: list[BaseProcess] = []
         self._inboxes: dict[Connection, int] = {}
-        self._failures: dict[int, _Failure] = {}
+        self._failures: dict[int, Failure] = {}
         self._result: _Result | None = None
 
     def start(
@@ -160,7 +149,7 @@ class _Team:
                     observe(content)
                 case _Result():
                     self._result = message
-                case _Failure():
+                case Failure():
                     self._failures[self._inboxes[inbox]] = message
         return True
 
@@ -186,11 +175,7 @@ class _Team:
             how = describe_exit(self._processes[silent[0]].exitcode)
             raise WorkerFailedError(f"worker {silent[0]} of {self._world_size} {how}")
         rank = min(self._failures, key=lambda rank: self._failures[rank].time_ns)
-        failure = self._failures[rank]
-        cause = WorkerTraceError(failure.trace) if failure.trace else None
-        raise WorkerFailedError(
-            f"worker {rank} of {self._world_size} failed: {failure.description}"
-        ) from cause
+        self._failures[rank].raise_as(f"worker {rank} of {self._world_size}")
 
     def end(self) -> None:
         """End all workers that still run: by SIGTERM, and soon by SIGKILL."""
@@ -224,9 +209,7 @@ def _run_worker(
         dist.destroy_process_group()
     # The parent reports any exception; nothing is left to run here.
     except Exception as error:  # noqa: BLE001
-        trace = None if isinstance(error, DistlionError) else traceback.format_exc()
-        description = f"{type(error).__name__}: {error}"
-        outbox.send(_Failure(time.monotonic_ns(), description, trace))
+        outbox.send(Failure.of(error))
         sys.exit(1)
     if rank == 0:
         outbox.send(_Result(result))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +18,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from distlion.errors import NonFiniteError
 from distlion.optim import DistributedLion
 from distlion.step import MomentumSync
-from distlion_lab.tasks import Task, batch_loss, score_batch
+from distlion_lab.tasks.base import Task, score_batch
 from distlion_lab.training.checkpoints import CheckpointSettings, RunCheckpoints
 from distlion_lab.training.device import find_device, move_batch
-from distlion_lab.training.dropout import seeded_dropout
-from distlion_lab.training.history import History
+from distlion_lab.training.gradient import compute_gradient
+from distlion_lab.training.history import History, Series
 from distlion_lab.training.record import Record, describe_versions
 from distlion_lab.training.train_settings import (
     DEFAULT_STEP_TIMEOUT_S,
@@ -145,6 +146,29 @@ def conclude_scores(sums: Tensor) -> tuple[float, float]:
     return loss_sum / count, correct / count
 
 
+def check_finite(loss: float, kind: str, settings: TrainSettings, *, rank: int, step: int) -> None:
+    """Raise NonFiniteError if a loss is not finite."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the {kind} loss is {loss}; try a smaller lr than {settings.lr}", rank=rank, step=step
+        )
+
+
+def make_record(settings: TrainSettings, task: Task, series: Series, **measured: Any) -> Record:
+    """Make the record of a run; ``measured`` has what a crew measures in another way."""
+    return Record(
+        settings=settings.to_json(),
+        versions=describe_versions(),
+        task=task.describe(),
+        initial_validation_loss=series.evaluations["loss"][0],
+        final_validation_loss=series.evaluations["loss"][-1],
+        final_validation_accuracy=series.evaluations["accuracy"][-1],
+        losses=series.losses,
+        evaluations=series.evaluations,
+        **measured,
+    )
+
+
 class TrainingLoop:
     """Train a task over the default process group.
 
@@ -222,17 +246,16 @@ class TrainingLoop:
         batch = self._task.training_batch(
             seed=seed, step=step, rank=self._rank, world_size=self._world_size
         )
-        with seeded_dropout(seed=seed, step=step, rank=self._rank, device=device):
-            batch = move_batch(batch, device)
-            loss = batch_loss(self._worker.model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+        model = self._worker.model
+        found = compute_gradient(model, batch, seed=seed, step=step, rank=self._rank, device=device)
         lr = float(self._schedule.get_last_lr()[0])
         self._worker.optimizer.step()
         self._worker.optimizer.zero_grad()
         self._schedule.step()
+        loss = float(found)
         # Checked after the step: in a step, ranks agree on errors of their gradients.
-        self._check_finite(float(loss.detach()), "training", step)
-        self._history.add_step(step, loss=float(loss.detach()), lr=lr)
+        self._check_finite(loss, "training", step)
+        self._history.add_step(step, loss=loss, lr=lr)
         self._own_steps += 1
         self._training_s += time.perf_counter() - start_s
 
@@ -251,12 +274,7 @@ class TrainingLoop:
         return loss
 
     def _check_finite(self, loss: float, kind: str, step: int) -> None:
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"the {kind} loss is {loss}; try a smaller lr than {self._settings.lr}",
-                rank=self._rank,
-                step=step,
-            )
+        check_finite(loss, kind, self._settings, rank=self._rank, step=step)
 
     def _report(self, done: int, *, validation_loss: float | None = None, note: str = "") -> None:
         if self._rank != 0:
@@ -288,15 +306,12 @@ class TrainingLoop:
         sent = gather_rows(torch.tensor(history.sent_bytes, dtype=torch.int64, device="cpu")).max()
         params = [p for p in self._worker.model.parameters() if p.requires_grad]
         trainable = sum(param.numel() for param in params)
-        return Record(
-            settings=self._settings.to_json(),
-            versions=describe_versions(),
-            task=self._task.describe(),
+        return make_record(
+            self._settings,
+            self._task,
+            history,
             trainable_parameters=trainable,
             world_size=self._world_size,
-            initial_validation_loss=history.evaluations["loss"][0],
-            final_validation_loss=history.evaluations["loss"][-1],
-            final_validation_accuracy=history.evaluations["accuracy"][-1],
             final_train_loss=float(losses[-FINAL_LOSS_STEPS:].mean()),
             wall_s=wall_s,
             sent_bytes_per_worker=int(sent),
@@ -304,7 +319,5 @@ class TrainingLoop:
             bits_per_parameter=history.bits_per_parameter,
             replicas_equal=self._worker.replicas_equal(),
             traffic=history.traffic(),
-            losses=history.losses,
-            evaluations=history.evaluations,
             diagnostics=history.diagnostics(),
         )

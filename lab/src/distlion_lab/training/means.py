@@ -7,17 +7,14 @@ from functools import partial
 
 from torch import nn
 
-from distlion_lab.baselines import (
-    Compression,
-    DeepGradientCompression,
-    GradDrop,
-    HalfPrecision,
-    OneBitAdam,
-    PowerSGD,
-    TernGrad,
-    VirtualBaseline,
-)
-from distlion_lab.baselines.one_bit_adam import WARM_UP_SHARE
+from distlion_lab.baselines.base import Compression
+from distlion_lab.baselines.dgc import DeepGradientCompression
+from distlion_lab.baselines.graddrop import GradDrop
+from distlion_lab.baselines.half import HalfPrecision
+from distlion_lab.baselines.one_bit_adam import WARM_UP_SHARE, OneBitAdam
+from distlion_lab.baselines.power_sgd import PowerSGD
+from distlion_lab.baselines.terngrad import TernGrad
+from distlion_lab.baselines.virtual import VirtualBaseline
 from distlion_lab.training.inner import (
     ADAMW,
     ADAMW_BETAS,

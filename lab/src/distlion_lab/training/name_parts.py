@@ -82,8 +82,8 @@ def describe_steps(name: str, *, of: Sequence[str]) -> str:
     if "diloco" not in name and "-every-" not in name:
         return ""
     return (
-        f"; methods with local steps are {' and '.join(of)}; RULE is a rule and K a "
-        "number of steps, 1 or more"
+        f"; methods with local steps are {' and '.join(of)}; RULE is a rule for "
+        "deltas and K a number of steps, 1 or more"
     )
 
 

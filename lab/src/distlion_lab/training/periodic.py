@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from distlion.votes import RULES, SCALED_RULES, Aggregation
-from distlion_lab.baselines import TopBits
+from distlion_lab.baselines.top_bits import TopBits
 from distlion_lab.training.delta_votes import NESTEROV, PLAIN, DeltaVotes, OuterChoice
 from distlion_lab.training.inner import ADAMW, LION, OUTER_SGD, PLAIN_OUTER_SGD, Inner
-from distlion_lab.training.local_steps import LocalSteps, ScaledVotes
+from distlion_lab.training.local_steps import LocalSteps
 from distlion_lab.training.means import enter_mean
 from distlion_lab.training.method import Method, MethodKind
 from distlion_lab.training.workers import MethodRun, VirtualWorkers
@@ -78,23 +78,10 @@ def _find_sparse(match: re.Match[str]) -> Method:
 
 
 def _find_voted(match: re.Match[str]) -> Method | None:
-    """Return a method that votes: the comparison's loop or the rule itself scales the outcome."""
-    inner, outer = _read_inner(match), PLAIN_OUTER_SGD if match["outer"] else OUTER_SGD
-    vote, delta_rule = RULES.get(match["rule"]), SCALED_RULES.get(match["rule"])
-    if delta_rule is not None:
-        return _vote(match, delta_rule, inner, PLAIN if match["outer"] else NESTEROV)
-    if vote is None:
+    rule = SCALED_RULES.get(match["rule"])
+    if rule is None:
         return None
-    make_outer = partial(ScaledVotes, rule=vote.rule, make_optimizer=outer.make)
-    return _make(
-        match,
-        inner,
-        how=f"{vote.rule!r} x mean magnitude",
-        said=f"{vote.description},",
-        outer=outer.name,
-        kind=MethodKind.OURS,
-        enter=_exchange_by(make_outer, match, inner),
-    )
+    return _vote(match, rule, _read_inner(match), PLAIN if match["outer"] else NESTEROV)
 
 
 @dataclass(frozen=True)

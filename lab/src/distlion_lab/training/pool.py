@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from distlion.errors import DistlionError
 from distlion_lab.errors import WorkerFailedError
 from distlion_lab.training.local_workers import Emit
 from distlion_lab.training.processes import (
-    WorkerTraceError,
+    Failure,
     become_child,
     choose_context,
     describe_exit,
@@ -42,12 +40,6 @@ class Finished:
 
     job: Any
     result: Any
-
-
-@dataclass(frozen=True)
-class _Failure:
-    description: str
-    trace: str | None
 
 
 @dataclass
@@ -161,8 +153,8 @@ class Pool:
             seat.job = None
             yield message
         else:
-            cause = WorkerTraceError(message.trace) if message.trace else None
-            raise WorkerFailedError(f"{seat.job} failed: {message.description}") from cause
+            assert isinstance(message, Failure)
+            message.raise_as(str(seat.job))
 
     def _mourn(self, seat: _Seat) -> None:
         seat.process.join()
@@ -181,8 +173,7 @@ def _serve(pipe: Connection, work: Callable[[Emit, Any], Any]) -> None:
             result = work(partial(_report, pipe, job), job)
         # The parent reports any exception.
         except Exception as error:  # noqa: BLE001
-            trace = None if isinstance(error, DistlionError) else traceback.format_exc()
-            pipe.send(_Failure(f"{type(error).__name__}: {error}", trace))
+            pipe.send(Failure.of(error))
         else:
             pipe.send(Finished(job, result))
 

@@ -8,12 +8,16 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
+from distlion.errors import CrewError, DistlionError
 from distlion.signals import deferred_signals
+from distlion_lab.errors import WorkerFailedError
 
 _TERMINATE_S = 2.0
 # A closed terminal sends SIGHUP, which Windows does not have.
@@ -25,6 +29,39 @@ class WorkerTraceError(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of a child process, for its parent.
+
+    Attributes:
+        description: Class and message.
+        trace: Traceback of an unexpected exception; None for an error of distlion.
+        is_of_crew: True for an error that may end one worker of a crew, but not the others.
+        time_ns: The machine's monotonic clock, one for all processes.
+    """
+
+    description: str
+    trace: str | None
+    is_of_crew: bool
+    time_ns: int
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Describe the exception that is being handled."""
+        trace = None if isinstance(error, DistlionError) else traceback.format_exc()
+        description = f"{type(error).__name__}: {error}"
+        return cls(description, trace, isinstance(error, CrewError), time.monotonic_ns())
+
+    def raise_as(self, what: str) -> NoReturn:
+        """Raise the failure of what failed.
+
+        Raises:
+            WorkerFailedError: Always.
+        """
+        cause = WorkerTraceError(self.trace) if self.trace else None
+        raise WorkerFailedError(f"{what} failed: {self.description}") from cause
 
 
 def choose_context(preload: Sequence[str]) -> Any:

@@ -17,18 +17,12 @@ from distlion.errors import InvalidArgumentError
 from distlion.wire import find_start
 from distlion_lab.errors import UnwrittenRunError
 from distlion_lab.names import name_rule
-from distlion_lab.report import draw_diagnosis_figure, draw_loss_figure
-from distlion_lab.tasks import (
-    ByBook,
-    ByClass,
-    Contiguous,
-    Even,
-    ImageTask,
-    Task,
-    TextPartition,
-    TextTask,
-    Tokenizer,
-)
+from distlion_lab.report.diagnosis_figure import draw_diagnosis_figure
+from distlion_lab.report.loss_figure import draw_loss_figure
+from distlion_lab.tasks.base import Task
+from distlion_lab.tasks.images import ImageTask
+from distlion_lab.tasks.partition import ByBook, ByClass, Contiguous, Even, TextPartition
+from distlion_lab.tasks.text import TextTask, Tokenizer
 from distlion_lab.training.capacity import check_capacity, read_machine
 from distlion_lab.training.checkpoints import CheckpointSettings, has_checkpoint
 from distlion_lab.training.crew_workers import train_crew

@@ -10,7 +10,7 @@ from typing import Any
 
 from distlion_lab.errors import DataError
 from distlion_lab.json_file import read_json
-from distlion_lab.report import check_run
+from distlion_lab.report.comparison_files import check_run
 from distlion_lab.training.record import describe_versions, write_whole
 from distlion_lab.training.run_settings import RunSettings
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from distlion_lab.errors import DataError
 from distlion_lab.json_file import read_json
-from distlion_lab.tasks import Tokenizer
+from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
 

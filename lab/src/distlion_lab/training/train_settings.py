@@ -16,7 +16,8 @@ from distlion.local import check_delay, check_every_steps
 from distlion.votes import RULES, SCALED_RULES
 from distlion.wire import PATTERNS
 from distlion_lab.names import suggest
-from distlion_lab.tasks import ByClass, Tokenizer
+from distlion_lab.tasks.partition import ByClass
+from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.delta_worker import DEFAULT_DELTA_RULE, find_delta_rule
 from distlion_lab.training.device import check_device
 from distlion_lab.training.method import Method

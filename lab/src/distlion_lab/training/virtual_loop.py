@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,20 +10,20 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.errors import NonFiniteError
 from distlion_lab.errors import DataError
-from distlion_lab.tasks import Batch, Task, batch_loss, score_batch
+from distlion_lab.tasks.base import Batch, Task, score_batch
 from distlion_lab.training.device import move_batch
-from distlion_lab.training.dropout import seeded_dropout
+from distlion_lab.training.gradient import compute_gradient
 from distlion_lab.training.loop import lr_factor
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.record import describe_versions
 from distlion_lab.training.run_record import RunRecord
 from distlion_lab.training.run_settings import RunSettings
-from distlion_lab.training.workers import MethodRun, name_matrices
+from distlion_lab.training.workers import MethodRun, digest_parameters, name_matrices
 
 # Often enough for a median, rare enough not to hold up a GPU.
 _TIME_EVERY = 8
@@ -136,12 +135,17 @@ class VirtualLoop:
         )
         timed = worker == 0 and self._done % _TIME_EVERY == 0
         start_s = self._read_clock() if timed else 0.0
-        with seeded_dropout(seed=settings.seed, step=self._done, rank=worker, device=self._device):
-            loss = batch_loss(self._model, move_batch(batch, self._device))
-            loss.backward()  # type: ignore[no-untyped-call]
+        loss = compute_gradient(
+            self._model,
+            batch,
+            seed=settings.seed,
+            step=self._done,
+            rank=worker,
+            device=self._device,
+        )
         if timed:
             self._compute_s.append(self._read_clock() - start_s)
-        return loss.detach()
+        return loss
 
     def _read_clock(self) -> float:
         if self._device.type == "cuda":
@@ -202,12 +206,3 @@ class _Series:
     def add(self, **row: float | None) -> None:
         for name, value in row.items():
             self.columns.setdefault(name, []).append(value)
-
-
-def digest_parameters(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters, to compare runs bitwise."""
-    digest = hashlib.sha256()
-    for param in model.parameters():
-        flat = param.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -7,22 +7,26 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlion.errors import ReplicaMismatchError
+from distlion.local import LocalSteps
 from distlion.optim import DistributedLion, group_params
 from distlion.step import MomentumSync
 from distlion.virtual import VirtualCluster
 from distlion.votes import Aggregation
 from distlion.wire import PATTERNS, AllReduce, Exchange
-from distlion_lab.baselines import Account, Compression, PowerSGD, compress_gradients, wrap_in_ddp
+from distlion_lab.baselines.base import Compression
+from distlion_lab.baselines.ddp import Account, compress_gradients, wrap_in_ddp
+from distlion_lab.baselines.power_sgd import PowerSGD
 
 LION_BETAS = (0.9, 0.99)
 """The papers' betas: of a method whose name has none."""
+_Optimizer = TypeVar("_Optimizer", bound=DistributedLion | LocalSteps)
 AUTO = "auto"
 """Name that lets the optimizer choose the pattern."""
 
@@ -161,37 +165,21 @@ def gather_rows(row: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def digest_parameters(model: nn.Module) -> str:
+    """Return the SHA-256 of all parameters, to compare them bitwise."""
+    digest = hashlib.sha256()
+    for param in model.parameters():
+        flat = param.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True)
-class VotingWorker(_InStep):
-    """DistributedLion on a bare model: gradients stay local, votes are exchanged."""
+class Voter(Generic[_Optimizer]):
+    """A bare model and an optimizer that votes, with the account of the optimizer."""
 
     model: nn.Module
-    optimizer: DistributedLion
-
-    @classmethod
-    def build(
-        cls,
-        model: nn.Module,
-        run: MethodRun,
-        options: VoteOptions,
-        *,
-        vote: VoteOptions,
-        orthogonalize: bool = False,
-    ) -> VotingWorker:
-        """Build the optimizer of a run.
-
-        Args:
-            model: The model whose parameters the run moves.
-            run: The run.
-            options: Exchange, overlap and diagnostics of votes.
-            vote: The method's rule, betas and mask.
-            orthogonalize: Whether hidden matrices are orthogonalized.
-        """
-        params = run.group(orthogonalize=orthogonalize)
-        optimizer = run.make_optimizer(
-            params, run.lr, weight_decay=run.weight_decay, seed=run.seed, **(vote | options)
-        )
-        return cls(model, optimizer)
+    optimizer: _Optimizer
 
     @property
     def sent_bytes(self) -> int:
@@ -218,6 +206,36 @@ class VotingWorker(_InStep):
         except ReplicaMismatchError:
             return False
         return True
+
+
+@dataclass(frozen=True)
+class VotingWorker(_InStep, Voter[DistributedLion]):
+    """DistributedLion on a bare model: gradients stay local, votes are exchanged."""
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        run: MethodRun,
+        options: VoteOptions,
+        *,
+        vote: VoteOptions,
+        orthogonalize: bool = False,
+    ) -> VotingWorker:
+        """Build the optimizer of a run.
+
+        Args:
+            model: The model whose parameters the run moves.
+            run: The run.
+            options: Exchange, overlap and diagnostics of votes.
+            vote: The method's rule, betas and mask.
+            orthogonalize: Whether hidden matrices are orthogonalized.
+        """
+        params = run.group(orthogonalize=orthogonalize)
+        optimizer = run.make_optimizer(
+            params, run.lr, weight_decay=run.weight_decay, seed=run.seed, **(vote | options)
+        )
+        return cls(model, optimizer)
 
 
 @dataclass(frozen=True)
@@ -271,11 +289,9 @@ class AveragingWorker(_InStep):
 
     def replicas_equal(self) -> bool:
         """Compare a digest of all parameters over the ranks."""
-        digest = hashlib.sha256()
-        for param in self.model.parameters():
-            digest.update(param.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest = bytearray.fromhex(digest_parameters(self.model))
         # A clone: Gloo's thread releases it last, and could not free Python's memory at exit.
-        rows = gather_rows(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).clone())
+        rows = gather_rows(torch.frombuffer(digest, dtype=torch.uint8).clone())
         return bool((rows == rows[0]).all())
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from distlion_lab.training.dropout import seeded_dropout
+from distlion_lab.training.gradient import seeded_dropout
 
 
 def draw(**changes):

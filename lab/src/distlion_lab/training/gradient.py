@@ -1,4 +1,4 @@
-"""Dropout that depends on seed, step and rank alone, not on other draws of the process."""
+"""A worker's gradient, with dropout that depends on seed, step and rank alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor, nn
 
-from distlion_lab.tasks import seeded_generator
+from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
+from distlion_lab.training.device import move_batch
 
 # A stream apart from the data's: seeded_generator(seed, step, rank, stream).
 _STREAM = 1
@@ -28,3 +30,13 @@ def seeded_dropout(
         if on_gpu:
             torch.cuda.manual_seed(generator.initial_seed())
         yield
+
+
+def compute_gradient(
+    model: nn.Module, batch: Batch, *, seed: int, step: int, rank: int, device: torch.device
+) -> Tensor:
+    """Add a batch's gradient to every ``p.grad``; return the loss, (), detached."""
+    with seeded_dropout(seed=seed, step=step, rank=rank, device=device):
+        loss = batch_loss(model, move_batch(batch, device))
+        loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
