@@ -363,4 +363,11 @@ LOCAL_STEPS = (
         "pass",
         ENDS,
     ),
+    Mutation(
+        "states of local steps that a release saved load as those of the inner optimizer",
+        "local/state.py",
+        'LOCAL_KEY = "local_steps"',
+        'LOCAL_KEY = "local"',
+        ("checkpoint/test_released.py",),
+    ),
 )
