@@ -136,6 +136,7 @@ class Lion(LionBase):
         # A frozen parameter may have lost its storage; it moves only where it has a gradient.
         seen: list[object] = [param.requires_grad or param.grad is not None for param in held]
         seen += map(id, held)  # the list of the last step keeps them alive
+        seen += map(type, held)  # torch can make another kind of tensor of a parameter in place
         seen += [group.get("orthogonalize") for group in self.param_groups]
         seen += id(self.state), len(self.state)
         if seen != self._seen:
