@@ -79,7 +79,7 @@ def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int)
 
 
 def test_who_waits_itself_does_not_say_that_it_trains() -> None:
-    outcome = play_crew(draw_crew_plan(128))
+    outcome = play_crew(draw_crew_plan(135))
     assert any("asks: 1" in line for line in outcome.story)
     assert find_crew_violations(outcome) == []
 
