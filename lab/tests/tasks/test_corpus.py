@@ -223,12 +223,6 @@ def test_datasets_is_imported_only_when_asked_for():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_missing_hub_library_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"distlion\[train\]"):
-        load_corpus("hf:anything")
-
-
 def test_source_of_a_file_is_its_path(tmp_path):
     path = Path(tmp_path / "text.txt")
     path.write_text("some words\n" * 10)
