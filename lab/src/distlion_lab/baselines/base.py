@@ -33,7 +33,7 @@ class Payload(ABC):
 
 @dataclass(frozen=True)
 class CompressionStep:
-    """What a worker knows of a step, besides its gradient.
+    """The inputs of a worker's step, besides its gradient.
 
     Attributes:
         step: Number of the step, counted from 0.
