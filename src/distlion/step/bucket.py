@@ -56,7 +56,8 @@ class Completion(NamedTuple):
     complete: Callable[[Header, Tensor], Header]
 
 
-NO_REPLY = Reply(Verdict(Status.OK), torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
+_NOTHING = torch.zeros(0, dtype=torch.uint8, device="cpu")
+NO_REPLY = Reply(Verdict(Status.OK), _NOTHING, _NOTHING)
 """The reply of a bucket before its exchange has ended."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -102,18 +102,9 @@ class VirtualLocalSteps:
         # Places in ``params``, in the order of the inner optimizers.
         self._trained = self._find_order(inner, own)
         self._common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
-        if workers == 1:
-            raise InvalidArgumentError(
-                "workers=1: a worker alone has nobody to vote with. Expected 2 or more. Use its "
-                "inner optimizer"
-            )
-        self._votes = VirtualCluster.with_stages(
-            [OuterStage(step, parts=parts)],
-            list(zip([self._names[n] for n in self._trained], self._common, strict=True)),
-            step.vote_lr,
-            step.vote_betas,
-            aggregation=step.choose_rule(aggregation),
-            exp_avg_dtype=None if step.kind == "lion" else torch.bfloat16,
+        self._votes = self._open_votes(
+            step,
+            aggregation,
             workers=workers,
             weights=weights,
             exchange=exchange,
@@ -128,6 +119,30 @@ class VirtualLocalSteps:
         self._newcomers: set[int] = set()
         self._turn = self._calls = 0
         self._since = [0] * parts  # the last vote on each part
+
+    def _open_votes(
+        self, step: OuterStep, aggregation: Aggregation | None, *, workers: int, **options: Any
+    ) -> VirtualCluster:
+        """Make the cluster that votes on deltas.
+
+        Raises:
+            InvalidArgumentError: There is a single worker.
+        """
+        if workers == 1:
+            raise InvalidArgumentError(
+                "workers=1: a worker alone has nobody to vote with. Expected 2 or more. Use its "
+                "inner optimizer"
+            )
+        return VirtualCluster.with_stages(
+            [OuterStage(step, parts=self._schedule.parts)],
+            list(zip([self._names[n] for n in self._trained], self._common, strict=True)),
+            step.vote_lr,
+            step.vote_betas,
+            aggregation=step.choose_rule(aggregation),
+            exp_avg_dtype=None if step.kind == "lion" else torch.bfloat16,
+            workers=workers,
+            **options,
+        )
 
     def _start_inner(self, own: list[nn.Parameter]) -> Optimizer:
         """Make the inner optimizer of a worker, over its own parameters.
