@@ -29,7 +29,7 @@ def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
     )
     run_backward(optimizer, [np.ones(p.numel(), np.float32) for p in params_of(optimizer)])
     optimizer.step()
-    return len(optimizer._session.routing.routes), optimizer.committed_step
+    return len(optimizer._session.routing.buckets), optimizer.committed_step
 
 
 def test_parts_that_measure_different_links_choose_the_same_buckets() -> None:
