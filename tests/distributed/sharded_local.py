@@ -110,7 +110,7 @@ def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
     common = optimizer.outer_optimizer
     kept = [*optimizer.common_point, *optimizer.outer_buffers]
     # Without betas nothing reads the momentum of deltas, so no state needs it.
-    unread = set() if optimizer._votes.outer.outer.kind == "lion" else {"exp_avg"}
+    unread = set() if optimizer._votes.stage.outer.kind == "lion" else {"exp_avg"}
     for entry in common.state.values():
         kept += [entry[key] for key in sorted(entry.keys() - unread)]
     for param in model.parameters():

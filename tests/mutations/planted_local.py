@@ -121,7 +121,7 @@ LOCAL_STEPS = (
     Mutation(
         "a period that all give up goes on",
         "local/votes.py",
-        "if self.common.committed_step == before:",
+        "if self.common.known_step == before:",
         "if False:",
         REAL,
     ),

@@ -92,7 +92,7 @@ LOCAL_PARTS = (
     Mutation(
         "a newcomer of a crew begins without the outer momentum",
         "crew/local_steps.py",
-        "return self.outer.momentum.buffers",
+        "return self.stage.momentum.buffers",
         "return []",
         CREW,
     ),

@@ -33,7 +33,6 @@ from distlion.step.newcomers import Newcomers, check_newcomers
 logger = logging.getLogger("distlion")
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
-_TURNS = "turns to sit out"
 
 
 class Crew:

@@ -83,7 +83,7 @@ class CrewVotes(LocalVotes):
 
     def list_buffers(self) -> list[Tensor]:
         """List the outer momentum, which a lagging worker takes from the first one."""
-        return self.outer.momentum.buffers
+        return self.stage.momentum.buffers
 
     def describe(self) -> dict[str, Any]:
         """Describe this worker's groups and its place, for lagging workers."""

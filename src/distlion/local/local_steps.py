@@ -169,8 +169,12 @@ class LocalSteps(AroundInner):
 
     @property
     def outer_buffers(self) -> list[Tensor]:
-        """The momentum of the outer step for each parameter; none without ``outer_momentum``."""
-        return self._votes.outer.momentum.buffers
+        """The momentum of the outer step for each parameter; none without ``outer_momentum``.
+
+        Reading it waits for a vote that is under way.
+        """
+        self._votes.wait()
+        return self._votes.stage.momentum.buffers
 
     @property
     def schedule(self) -> Schedule:

@@ -290,7 +290,6 @@ class OuterStage(Stage):
         return self._lines
 
     def list_passing(self) -> list[str]:
-        self.has_entered.set()
         return [f"calls of step() so far: {self._calls}"]
 
     def place(self, params: list[VotingParam]) -> list[VotingParam]:
@@ -317,6 +316,7 @@ class OuterStage(Stage):
 
         Coins of successive votes on an element then cancel out.
         """
+        self.has_entered.set()
         number = inputs.header.step // self._n_parts
         inputs = replace(inputs, coins=replace(inputs.coins, step=number))
         if self._problem is None or inputs.header.status is not Status.OK:

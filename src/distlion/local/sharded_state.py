@@ -94,7 +94,7 @@ def _collect_ours(votes: LocalVotes, progress: Progress) -> dict[Tensor, dict[st
 
 def _map_momenta(votes: LocalVotes) -> dict[Tensor, Tensor]:
     moving = [param.param for param in votes.common.session.params]
-    return dict(zip(moving, votes.outer.momentum.buffers, strict=False))
+    return dict(zip(moving, votes.stage.momentum.buffers, strict=False))
 
 
 def _list_rule_state(
@@ -102,7 +102,7 @@ def _list_rule_state(
 ) -> dict[Tensor, dict[str, Tensor]]:
     """List the state of the votes for each parameter of the common point."""
     # Without betas nothing reads the momentum of deltas.
-    unread = set() if votes.outer.outer.kind == "lion" else {"exp_avg"}
+    unread = set() if votes.stage.outer.kind == "lion" else {"exp_avg"}
     return {
         point: {key: value for key, value in entry.items() if key not in unread}
         for point, entry in _pair_entries(votes, state_dict)
@@ -126,8 +126,8 @@ def _describe_votes(votes: LocalVotes) -> dict[str, Any]:
     return {
         "format": 1,
         "workers": _get_pieces(votes).n_workers,
-        "outer": votes.outer.outer.describe(),
-        "outer_betas": list(votes.outer.outer.vote_betas),
+        "outer": votes.stage.outer.describe(),
+        "outer_betas": list(votes.stage.outer.vote_betas),
         "aggregation": repr(common.param_groups[0]["aggregation"]),
     }
 

@@ -46,7 +46,7 @@ def export_local_state(inner_state: dict[str, Any], votes: LocalVotes) -> dict[s
         "late_part": progress.turn,
         "begun": list(progress.begun),
         "common": votes.pairs.common,
-        "outer_momentum": [each.detach() for each in votes.outer.momentum.buffers],
+        "outer_momentum": [each.detach() for each in votes.stage.momentum.buffers],
         "votes": common.state_dict(),
     }
     groups = [{**group, LOCAL_KEY: _BESIDE} for group in inner_state["param_groups"]]
@@ -105,7 +105,7 @@ def load_local_state(
     with torch.no_grad():
         for param, saved in zip(votes.pairs.common, own["common"], strict=True):
             param.copy_(saved)
-        for buffer, saved in zip(votes.outer.momentum.buffers, own["outer_momentum"], strict=True):
+        for buffer, saved in zip(votes.stage.momentum.buffers, own["outer_momentum"], strict=True):
             buffer.copy_(saved)
     return progress
 
@@ -211,7 +211,7 @@ def _parse(own: Mapping[str, Any], votes: LocalVotes) -> Progress:
     late = own["late_part"]
     expected = {
         "common": votes.pairs.common,
-        "outer_momentum": votes.outer.momentum.buffers,
+        "outer_momentum": votes.stage.momentum.buffers,
         "begun": [] if late is None else [param for param, _ in votes.pairs.of(late)],
     }
     for name, present in expected.items():

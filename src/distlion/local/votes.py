@@ -70,7 +70,7 @@ class LocalVotes:
         schedule: The given schedule.
         period: The count of steps, and changes made outside of steps.
         pairs: The worker's own parameters, each with its common point.
-        outer: The outer step, a stage of that optimizer.
+        stage: The outer step, a stage of that optimizer.
         common: The optimizer of the common point, whose steps are the votes.
     """
 
@@ -96,11 +96,11 @@ class LocalVotes:
         self._use = UseWatch("on this worker")
         placed = self.pairs.place(list(names.values()), list(names), known={})
         schedule.check_tensors(self.pairs.own)
-        self.outer = OuterStage(
+        self.stage = OuterStage(
             outer, [schedule.describe()], parts=schedule.parts, on_commit=self._end_period
         )
         self.common = make(
-            [self.outer],
+            [self.stage],
             placed,
             outer.vote_lr,
             outer.vote_betas,
@@ -212,8 +212,8 @@ class LocalVotes:
 
     def _prepare(self) -> int:
         """Set what the next vote carries besides deltas; return the part that votes."""
-        self.outer.prepare(self.period.calls, self.period.find_problem(self._inner.param_groups))
-        return self.common.committed_step % self.schedule.parts
+        self.stage.prepare(self.period.calls, self.period.find_problem(self._inner.param_groups))
+        return self.common.known_step % self.schedule.parts
 
     def _begin_late(self) -> None:
         """Begin a vote that travels while local steps go on."""
@@ -221,7 +221,7 @@ class LocalVotes:
         self._voting, pairs = (), self.pairs.of(turn)
         steps, self.period.since[turn] = self.period.since[turn], 0
         self._late = LateVote.start(
-            self.common, self.outer.has_entered, pairs, self._inner, turn, steps=steps
+            self.common, self.stage.has_entered, pairs, self._inner, turn, steps=steps
         )
         self.period.note_begun([param for param, _ in pairs], self._late.begun)
 
@@ -246,14 +246,14 @@ class LocalVotes:
         self._voting = self.pairs.of(turn)
         if self.period.since[turn] and not self._abstains:
             set_deltas(self._voting, self._inner)
-        before = self.common.committed_step
+        before = self.common.known_step
         try:
             is_done = self.common.step() is not False
         finally:
             forget_deltas(self._voting)
         if is_done:
             self.period.since[turn] = 0
-            if self.common.committed_step == before:  # all workers give the period up
+            if self.common.known_step == before:  # all workers give the period up
                 self._begin_anew(self._voting)
             self._give_up_repaired()
             self._reset_broken(self._voting)  # last, as a warning may be an error

@@ -216,11 +216,12 @@ class DistributedLion(VotingBase):
         for stage in self._own_stages:
             stage.begin(session.params, self._find_step())
         try:
-            self._step_alone() if session.ranks.is_alone else self._step_together()
+            if session.ranks.is_alone:
+                self._step_alone()
+            else:
+                self._step_together()
         finally:
-            for bucket in session.routing.buckets:
-                bucket.clear()
-            for stage in session.stages:
+            for stage in self._own_stages:
                 stage.end()
             session.fingerprint.passing = ()
 
@@ -231,7 +232,11 @@ class DistributedLion(VotingBase):
         if faults.armed:
             self._fire("before_step", self._known_step)
         with session.lifecycle.exchange(f"step {self._known_step}", votes=True):
-            if self._vote_and_commit() and self._known_step >= session.replicas.due_step:
+            try:
+                is_committed = self._vote_and_commit()
+            finally:  # not before: with overlap, buckets of a step that is refused have left
+                session.release_step()
+            if is_committed and self._known_step >= session.replicas.due_step:
                 session.compare_replicas(step=self._known_step)
             if self._settings.overlap:
                 session.try_overlap(step=self._known_step)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.optim.base import LionBase
 from distlion.optim.saved_state import (
     check_cuts,
@@ -128,16 +128,23 @@ class Lion(LionBase):
         if numbers.found_inf:
             return
         params = self._list_moving()
-        move_alone(params, gather_alone(params, numbers.coefficients), rounding=None)
+        try:
+            segments = gather_alone(params, numbers.coefficients)
+        except InvalidArgumentError:  # a momentum may have been taken out of the state
+            self._seen = []
+            params = self._list_moving()
+            segments = gather_alone(params, numbers.coefficients)
+        move_alone(params, segments, rounding=None)
 
     def _list_moving(self) -> list[VotingParam]:
         """List the parameters that move in this step, anew only where one of them has changed."""
         held = self._all_params()
         # A frozen parameter may have lost its storage; it moves only where it has a gradient.
         seen: list[object] = [param.requires_grad or param.grad is not None for param in held]
-        seen += map(id, held)  # the list of the last step keeps them alive
+        seen += map(id, held)  # the optimizer keeps those of the last step alive
         seen += map(type, held)  # torch can make another kind of tensor of a parameter in place
-        seen += [group.get("orthogonalize") for group in self.param_groups]
+        for group in self.param_groups:
+            seen += len(group["params"]), group.get("orthogonalize")
         seen += id(self.state), len(self.state)
         if seen != self._seen:
             self._moving = [

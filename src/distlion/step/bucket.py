@@ -236,6 +236,8 @@ class Bucket:
         self._report(Status.GRADIENT_CHANGED, inputs, find_changed(self.marks))
         if completion is not None:
             self.header = completion.complete(self.header, *flags)
+        if not inputs.keeps_directions:
+            self.directions = None
         self.reply = yield from self.exchange(self.header, votes, present, inputs.coins)
         return self
 

@@ -124,7 +124,7 @@ class Clipping(Stage):
     ) -> None:
         self._clip, self._between, self._inside = clip, between, inside
         self._most_blocks, self._norm = most_blocks, math.nan
-        self._note: NoteNorm = lambda norm: None
+        self._note: NoteNorm | None = None
 
     def before(self, buckets: Sequence[Bucket], inputs: StepInputs) -> None:
         """Scale the gradients of all buckets by the factor of their joint norm."""
@@ -151,7 +151,12 @@ class Clipping(Stage):
 
     def commit(self, buckets: Sequence[Replied]) -> None:
         """Note the norm."""
-        self._note(self._norm)
+        if self._note is not None:
+            self._note(self._norm)
+
+    def end(self) -> None:
+        """Let go of the function that notes norms, whose owner owns this stage."""
+        self._note = None
 
     def plan(self, step: int) -> ByteCount:
         return ByteCount() if self._between is None else plan_norms(self._between.n_members)

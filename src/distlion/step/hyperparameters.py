@@ -142,7 +142,7 @@ class GroupNumbers(NamedTuple):
     found_inf: bool
 
 
-_SEEN = ("lr", "betas", "weight_decay", "cautious", "orthogonalize", "aggregation")
+_SEEN = ("lr", "weight_decay", "cautious", "orthogonalize", "aggregation", *FOREIGN_SWITCHES)
 
 
 class GroupReader:
@@ -157,18 +157,15 @@ class GroupReader:
         seen: list[Any] = []
         has_tensor = False
         for group in optimizer.param_groups:
-            seen.append(len(group))
-            for key in _SEEN + FOREIGN_SWITCHES:
-                value = group.get(key)
-                if isinstance(value, list):
-                    value = tuple(value)  # which the caller cannot change
+            betas: Any = group.get("betas")
+            # Copied, as the caller may change a sequence in place.
+            betas = tuple(betas) if isinstance(betas, Sequence) else (betas,)
+            values = [*betas, *map(group.get, _SEEN)]
+            for value in values:
                 has_tensor |= isinstance(value, Tensor)
-                if isinstance(value, tuple):
-                    for each in value:
-                        has_tensor |= isinstance(each, Tensor)
-                seen += type(value), value
+            seen += *group, *map(type, values), *values
         has_scaler = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
-        if seen != self._seen or has_tensor or has_scaler:  # NaN differs from itself
+        if has_tensor or has_scaler or seen != self._seen:
             self._seen, self._numbers = [], read_groups(optimizer)
             if not (has_tensor or has_scaler):
                 self._seen = seen

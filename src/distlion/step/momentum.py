@@ -27,7 +27,7 @@ from distlion.wire.verdict import Verdict, worst_of
 SYNC_DTYPES = (torch.float32, torch.bfloat16)
 ALL = "all"
 _ROW_ELEMENTS = 1 << 24
-"""Most elements of several parameters in a row, so that a large model needs no copy of itself."""
+"""Most elements of several parameters in a row, so that frames of a large model stay small."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Averaging(Stage):
 
     def exchange(self, buckets: Sequence[Bucket], header: Header) -> tuple[Header, Verdict]:
         """Exchange momenta as the commit will write them: 1 average rows, 2 agree in nodes."""
-        # 1 average rows, one after the other, so that memory is that of one row
+        # 1 average rows, one after the other; their means wait for the commit
         link, self._means, verdicts = self._between, [], [Verdict.of(header)]
         segments = {
             param.position: (segment, bucket.kernels)

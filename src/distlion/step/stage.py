@@ -53,10 +53,12 @@ class Replied(Protocol):
 class Stage:
     """A part of a step that only some optimizers have; by default each method does nothing.
 
-    A step calls ``begin`` first, ``amend`` before anything is sent, ``before`` before the first
-    vote is encoded, ``exchange`` once the votes have succeeded, ``commit`` with the commit of
-    parameters, ``warn`` after it, and ``end`` last, also after an error. Every rank has the same
-    stages in the same order.
+    A step calls ``amend`` before anything is sent, ``before`` before the first vote is encoded,
+    ``exchange`` once the votes have succeeded, ``commit`` with the commit of parameters, ``warn``
+    after it, and ``end`` last, also after an error. Every rank has the same stages in the same
+    order. ``place``, ``lay_out``, ``begin``, ``move_alone`` and the lines are for stages that an
+    optimizer was made with, see ``VotingBase.with_stages``; virtual workers call these, ``commit``
+    and ``end`` only.
 
     Attributes:
         needs_all: Whether ``before`` needs the gradients of all buckets.
