@@ -370,3 +370,25 @@ def test_a_hyperparameter_out_of_range_is_an_error_of_a_call_and_not_of_backward
                 assert assert_raised(called, errors.StepInputError, "lr=nan").unchanged
             else:
                 assert called is None
+
+
+def refuse_once(rank: int, world_size: int) -> tuple[Caught | None, int]:
+    """Let a step be refused on rank 0 after its votes have left, and make the call again."""
+    optimizer = make_overlapped()
+    backward(optimizer, 0, rank)
+    refused = None
+    if rank == 0:
+        optimizer._session.lifecycle._under_way = "another call"
+        refused = caught(None, optimizer.step)
+        optimizer._session.lifecycle._under_way = None
+    optimizer.step()
+    optimizer.verify_replicas()
+    return refused, optimizer.committed_step
+
+
+def test_a_step_that_was_refused_once_keeps_the_votes_that_have_left() -> None:
+    (refused, _), *others = outcomes = run_workers(refuse_once, 2)
+    assert refused is not None
+    assert refused.kind == "ConcurrentCallError"
+    assert [step for _, step in outcomes] == [1, 1]
+    assert others[0][0] is None

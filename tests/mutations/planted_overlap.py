@@ -96,4 +96,11 @@ OVERLAP = (
         'values = [one.get(key, f"no {key}") for one in said]',
         ("peers/test_messages.py",),
     ),
+    Mutation(
+        "a step that is refused forgets the votes that have left",
+        "optim/distributed_lion.py",
+        "            session.fingerprint.passing = ()\n",
+        "            session.fingerprint.passing = ()\n            session.release_step()\n",
+        ("distributed/test_overlap.py",),
+    ),
 )
