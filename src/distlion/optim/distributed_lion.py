@@ -235,7 +235,10 @@ class DistributedLion(VotingBase):
             try:
                 is_committed = self._vote_and_commit()
             finally:  # not before: with overlap, buckets of a step that is refused have left
-                session.release_step()
+                for bucket in session.routing.buckets:
+                    bucket.clear()
+                for stage in session.stages:
+                    stage.end()
             if is_committed and self._known_step >= session.replicas.due_step:
                 session.compare_replicas(step=self._known_step)
             if self._settings.overlap:

@@ -228,13 +228,6 @@ class Session:
             self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
             self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
 
-    def release_step(self) -> None:
-        """Release the tensors of a step that has ended."""
-        for bucket in self.routing.buckets:
-            bucket.clear()
-        for stage in self.stages:
-            stage.end()
-
     def try_overlap(self, *, step: int) -> None:
         """Note that a step is over, after which "auto" may switch; every rank must call it."""
         if self.routing.try_overlap(self.params, step=step) and self.overlap is not None:
