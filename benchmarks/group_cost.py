@@ -1,4 +1,4 @@
-"""What one more Gloo group costs an optimizer at construction.
+"""Measure the construction time that one more Gloo group adds to an optimizer.
 
     python benchmarks/group_cost.py [--workers 2 4 8] [--rounds 30]
 

@@ -1,4 +1,4 @@
-"""What is kept between steps is made anew where a user has changed what it was made from."""
+"""Tables kept between steps are rebuilt after a user changes their inputs."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class Routing:
         return min(limit, max(1, -(-n_elements // count_overlap_buckets(shapes))))
 
     def _build(self, layout: BucketLayout, params: Sequence[VotingParam]) -> Bucket:
-        """Build a bucket, of which each rank of a node votes on a part."""
+        """Build a bucket; with nodes, each rank of a node votes on its part of it."""
         members = _place(layout, params)
         rule, _, device, _ = members[0].kind
         matrices = self._join_matrices(members, device)
