@@ -63,3 +63,11 @@ def test_a_foreign_key_in_place_of_another_is_refused(make: type[torch.optim.Opt
     optimizer.param_groups[0]["seed"] = 3
     with pytest.raises((InvalidArgumentError, distlion.errors.StepError), match="seed=3"):
         optimizer.step()
+
+
+def test_a_step_without_groups_moves_nothing() -> None:
+    first, second = make_params()
+    optimizer = distlion.Lion([first, second], lr=LR)
+    optimizer.param_groups.clear()
+    optimizer.step()
+    assert first.tolist() == second.tolist() == [0.0] * 3

@@ -34,7 +34,8 @@ def gather_alone(
     for param, grad in zip(params, grads, strict=True):
         if grad is None and param.has_sparse_grad():
             raise SparseGradientError(SPARSE_WORDS.format(name=param.name), step=step)
-    return make_segments(params, grads, coefficients, coefficients[0].grad_scale)
+    grad_scale = coefficients[0].grad_scale if coefficients else 1.0
+    return make_segments(params, grads, coefficients, grad_scale)
 
 
 def step_alone(
