@@ -114,6 +114,15 @@ struct ByteRows {
     std::ptrdiff_t stride;
 };
 
+struct MutableByteRows {
+    std::uint8_t* data;
+    std::size_t n_rows, n_bytes;
+    std::ptrdiff_t stride;
+};
+
+// A checksum, CRC-32 as of zlib, goes over all bytes of a frame but its own.
+constexpr std::size_t kChecksumBytes = 4;
+
 // The loops of one instruction set. Words are counted from the start of the segment.
 struct Loops {
     void (*draw_coin)(Coin coin, std::uint64_t first_word, std::size_t n_words, std::uint64_t* out);
@@ -175,8 +184,12 @@ std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_b
                      std::size_t n_elements, int threads);
 void square_sums(const Loops& loops, const void* data, DType type, std::size_t n_elements, double* out,
                  int threads);
-// `sums` is what each row goes on from, and takes what it comes to.
-void checksums(const Loops& loops, const ByteRows& rows, std::int64_t* sums, int threads);
+// Rows of `front`, with the row's checksum at `checksum_at`, and a payload.
+void write_frames(const Loops& loops, const MutableByteRows& out, const std::uint8_t* front,
+                  std::size_t front_bytes, std::size_t checksum_at, const ByteRows& payloads, int threads);
+// Whether each row has its checksum at `checksum_at`.
+void check_frames(const Loops& loops, const ByteRows& rows, std::size_t checksum_at, bool* intact,
+                  int threads);
 void stream_encode(const Loops& loops, const float* grad, const float* exp_avg, std::size_t n_words,
                    std::uint64_t* out, int threads);
 void stream_commit(const Loops& loops, const float* grad, float* exp_avg, float* param,

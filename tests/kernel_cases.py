@@ -267,13 +267,6 @@ def committing(
 
 # Checks, and all of them.
 
-CHECKSUMS = "checksums of rows that lie apart"
-
-
-def sum_up(k: Kernels, g: Generator, m: Memory) -> Tensor:
-    drawn = m.place(torch.randint(0, 256, (4, 59), dtype=torch.uint8, generator=g))
-    return k.checksums(drawn[:, 9:], 77)
-
 
 def checking() -> Iterator[tuple[str, Run]]:
     """One case for each op that only looks."""
@@ -288,7 +281,6 @@ def checking() -> Iterator[tuple[str, Run]]:
             f"square sums of ones, {dtype}",
             lambda k, g, m, d=dtype: k.square_sums(m.place(torch.ones(4099, dtype=d))),
         )
-    yield CHECKSUMS, sum_up
 
 
 def all_ops(sizes: Sequence[int] = MANY) -> Iterator[tuple[str, Run]]:

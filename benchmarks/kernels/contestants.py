@@ -24,8 +24,16 @@ from lions import (
 from torch import Tensor
 
 from distlion.kernels import BlockVotes, Coefficients, Coin, ReplyFormat, Segment
+from distlion.kernels.contract import CHECKSUM_BYTES
 from distlion.kernels.cpu import CpuKernels
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, fill_buckets, place_parameters
+from distlion.layout import (
+    BLOCK_WORDS,
+    HEADER_BYTES,
+    WORD_ELEMENTS,
+    BucketLayout,
+    fill_buckets,
+    place_parameters,
+)
 
 COIN = Coin(1)
 WORKERS = (4, 8, 64)
@@ -288,11 +296,23 @@ def build_counting(data: Data) -> Contestants:
 def build_checks(data: Data) -> Contestants:
     payload = data.random_words[: data.n_params // WORD_ELEMENTS].view(torch.uint8)
     content = payload.numpy()
-    row = payload.unsqueeze(0)
-    expect(data.kernels.checksums(row, 0).tolist() == [zlib.crc32(content)], "checksums")
+    row, front = payload.unsqueeze(0), bytes(HEADER_BYTES)
+    frame = torch.empty(1, HEADER_BYTES + payload.numel(), dtype=torch.uint8)
+    checksum_at = HEADER_BYTES - CHECKSUM_BYTES
+
+    def write_frame() -> None:
+        data.kernels.write_frames(frame, front, row, checksum_at=checksum_at)
+
+    def copy_and_sum() -> int:
+        copy = content.copy()
+        return zlib.crc32(copy, zlib.crc32(front[:checksum_at]))
+
+    write_frame()
+    written = bytes(frame[0, checksum_at:HEADER_BYTES].tolist())
+    expect(written == copy_and_sum().to_bytes(CHECKSUM_BYTES, "little"), "checksums")
     return {
-        "checksum": lambda: data.kernels.checksums(row, 0),
-        "zlib.crc32": lambda: zlib.crc32(content),
+        "frame": write_frame,
+        "copy and zlib.crc32": copy_and_sum,
         "digest": lambda: data.kernels.digests([data.grad]),
     }
 

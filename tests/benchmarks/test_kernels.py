@@ -37,9 +37,9 @@ ROWS = {
     "encode_signs / lerp, > 0 and packbits",
     "count_signs, N = 8 / torch.mode of unpacked votes",
     "count_signs, N = 8 / unpackbits and sum",
-    "checksum / zlib.crc32",
-    "checksum, GB/s",
-    "zlib.crc32, GB/s",
+    "frame / copy and zlib.crc32",
+    "frame, GB/s",
+    "copy and zlib.crc32, GB/s",
     "digest, GB/s",
 }
 

@@ -24,6 +24,7 @@ from core_calls import (
 )
 from distlion.errors import InvalidArgumentError
 from distlion.kernels import BlockVotes, ReplyFormat
+from distlion.kernels.contract import FrameFormat
 from distlion.kernels.cpu import Core, CpuKernels
 from distlion.layout import Slot
 
@@ -38,6 +39,29 @@ def octets(*shape: int) -> Tensor:
 
 def flags(n: int) -> Tensor:
     return words(n, dtype=torch.bool)
+
+
+def write_frames(
+    *,
+    out: Tensor | None = None,
+    payloads: Tensor | None = None,
+    checksum_at: int = 60,
+) -> None:
+    out = octets(2, 70) if out is None else out
+    payloads = octets(2, 6) if payloads is None else payloads
+    KERNELS.write_frames(out, bytes(64), payloads, checksum_at=checksum_at)
+
+
+def read_frames(
+    *,
+    rows: Tensor | None = None,
+    heads: bytes = bytes(128),
+    checksum_at: int = 60,
+    n_params: int = 5,
+    has_counts: bool = False,
+) -> None:
+    rows = octets(2, 70) if rows is None else rows
+    KERNELS.read_frames(rows, heads, bytes(64), FrameFormat(checksum_at, 64, n_params, has_counts))
 
 
 def check_into(finite: Tensor) -> None:
@@ -256,23 +280,39 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: core.square_sums(torch.ones(4097), torch.zeros(4).double()[::2], 1),
         "out: .*not contiguous",
     ),
-    "checksums, dtype": (lambda: KERNELS.checksums(words(3, 3), 0), "rows: expected uint8"),
-    "checksums, dims": (lambda: KERNELS.checksums(octets(9), 0), "rows: .* of 1 dimensions"),
-    "checksums, rows of rows": (
-        lambda: KERNELS.checksums(octets(1, 2, 3), 0),
-        "rows: .* of 3 dimensions",
+    "frames, dtype": (lambda: write_frames(out=words(2, 70)), "out: expected uint8"),
+    "frames, dims": (lambda: write_frames(out=octets(70)), "out: .* of 1 dimensions"),
+    "frames, strides": (lambda: write_frames(out=octets(2, 140)[:, ::2]), "out: .*not contiguous"),
+    "frames, dtype of payloads": (
+        lambda: write_frames(payloads=words(2, 6)),
+        "payloads: expected uint8",
     ),
-    "checksums, strides": (
-        lambda: KERNELS.checksums(octets(2, 10)[:, ::2], 0),
-        "rows: .*not contiguous",
+    "frames, sizes": (
+        lambda: write_frames(payloads=octets(2, 5)),
+        "out: given 2 rows of 70 bytes, expected the front's 64 bytes and payloads: 2 rows of 5",
     ),
-    "checksums, size of starts": (
-        lambda: KERNELS.checksums(octets(2, 10), words(3)),
-        "sums: expected int64, 2 elements",
+    "frames, rows": (lambda: write_frames(payloads=octets(3, 6)), "payloads: 3 rows of 6 bytes"),
+    "frames, checksum": (
+        lambda: write_frames(checksum_at=61),
+        "checksum_at: given 61, expected 4 bytes within the 64",
     ),
-    "checksums, dtype of starts": (
-        lambda: KERNELS.checksums(octets(2, 10), torch.zeros(2)),
-        "sums: expected int64, 2 elements",
+    "read, dtype": (lambda: read_frames(rows=words(2, 70)), "rows: expected uint8"),
+    "read, strides": (lambda: read_frames(rows=octets(2, 140)[:, ::2]), "rows: .*not contiguous"),
+    "read, heads": (lambda: read_frames(heads=bytes(127)), "127 bytes of heads, expected 64 each"),
+    "read, presence": (lambda: read_frames(n_params=49), "2 rows of 70 bytes, too few for"),
+    "read, counts": (lambda: read_frames(n_params=4, has_counts=True), "rows of 70 bytes, too few"),
+    "read, checksum": (lambda: read_frames(checksum_at=61), "checksum_at: given 61, expected"),
+    "read, size of intact": (
+        lambda: core.read_frames(
+            octets(2, 70), bytes(128), bytes(64), 60, 64, False, flags(3), words(2, 1), 1
+        ),
+        "finite: expected bool, 2 elements",
+    ),
+    "read, dtype of present": (
+        lambda: core.read_frames(
+            octets(2, 70), bytes(128), bytes(64), 60, 64, False, flags(2), torch.ones(2), 1
+        ),
+        "present: expected int64",
     ),
     "stream, dtype": (
         lambda: core.stream_encode(torch.ones(64).int(), torch.ones(64), words(1), 1),
@@ -344,10 +384,10 @@ def test_tensors_of_another_device_are_refused() -> None:
         by_attributes.digests([elsewhere], words(1), 1)
     with pytest.raises(InvalidArgumentError, match=r"tensor: .* not contiguous"):
         by_attributes.digests([apart(N)], words(1), 1)
-    with pytest.raises(InvalidArgumentError, match=r"rows: .* not contiguous"):
-        by_attributes.checksums(octets(2, 10)[:, ::2], words(2), 1)
-    with pytest.raises(InvalidArgumentError, match=r"rows: .* of 1 dimensions"):
-        by_attributes.checksums(octets(10), words(10), 1)
+    with pytest.raises(InvalidArgumentError, match=r"out: .* not contiguous"):
+        by_attributes.write_frames(octets(2, 140)[:, ::2], bytes(64), octets(2, 6), 60, 1)
+    with pytest.raises(InvalidArgumentError, match=r"payloads: .* of 1 dimensions"):
+        by_attributes.write_frames(octets(2, 70), bytes(64), octets(6), 60, 1)
 
 
 def test_tensors_that_are_read_by_their_attributes_are_named_too() -> None:

@@ -134,6 +134,9 @@ class Big:
         self.row = words(n)
         # Made here, since torch's own ops let other threads run.
         self.octets = self.row.view(torch.uint8).unsqueeze(0)
+        self.front = bytes(64)
+        self.frames = torch.zeros(1, 64 + self.octets.shape[1], dtype=torch.uint8)
+        core.write_frames(self.frames, self.front, self.octets, 60, 1)
         self.flag = torch.zeros(1, dtype=torch.bool)
         self.number = torch.zeros(1, dtype=torch.int64)
         self.sums = torch.zeros(n // 4096, dtype=torch.float64)
@@ -155,7 +158,10 @@ LONG_CALLS: dict[str, Callable[[Big], object]] = {
     "step_alone": lambda big: core.step_alone(big.table, None, 1),
     "digests": lambda big: core.digests([big.segments[0].param], big.number, 1),
     "square_sums": lambda big: core.square_sums(big.segments[0].param, big.sums, 1),
-    "checksums": lambda big: core.checksums(big.octets, big.number, 1),
+    "write_frames": lambda big: core.write_frames(big.frames, big.front, big.octets, 60, 1),
+    "read_frames": lambda big: core.read_frames(
+        big.frames, big.front, big.front, 60, 64, False, big.flag, big.number, 1
+    ),
 }
 
 

@@ -30,6 +30,7 @@ from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
 from planted_reliability import RELIABILITY
 from planted_sharded_local import SHARDED_LOCAL
+from planted_sharing import TOGETHER
 from planted_signals import SIGNALS
 from planted_state import STATES
 from planted_trainers import TRAINERS
@@ -66,6 +67,7 @@ EVERYWHERE = (
     *LOCAL_PARTS,
     *SEVERAL_INNER,
     *SHARDED_LOCAL,
+    *TOGETHER,
     *RELIABILITY,
     *WEIGHTS,
     *LATENCY,

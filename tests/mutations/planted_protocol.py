@@ -10,8 +10,8 @@ PROTOCOL = (
     Mutation(
         "damaged bytes pass for what was sent, simulated",
         "wire/frame.py",
-        '    whole &= fields["checksum"] == checksums.cpu().numpy()\n',
-        "",
+        'whole = intact.numpy() & (fields["status"]',
+        'whole = (fields["status"]',
         SIMULATION,
     ),
     Mutation(

@@ -165,7 +165,6 @@ def list_variants() -> Iterator[Variant]:
         types = {"elements": elements, "out": "*fp64"}
         constants = {"KIND": KINDS[dtype]}
         yield Variant(f"square sums, {_name(dtype)}", checks.square_sums_kernel, constants, types)
-    yield Variant("checksums", checks.checksum_kernel, {}, {}, 0)
 
 
 def _pointer(direction: int) -> str:

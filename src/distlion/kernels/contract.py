@@ -32,11 +32,11 @@ Packed tensors:
 
 Devices:
     All tensors of a call are on one device, and so are its results: packed tensors, flags, sums,
-    digests, checksums. Only ``present`` is on the CPU, or a sequence of Python numbers. If no
+    digests. Only ``present`` is on the CPU, or a sequence of Python numbers; and frames, as the
+    network reads host memory. If no
     tensor is given, results have no elements and are on the CPU. An op puts its work on the
     device's current stream and returns; it never waits for the device. A caller that needs results
-    on the host reads them there, as many as possible at once. The one exception is ``checksums`` of
-    ``reference.py``, which computes on the host.
+    on the host reads them there, as many as possible at once.
 
 ``reference.py`` defines the correct result; ``dispatch.py`` chooses a backend.
 """
@@ -57,6 +57,7 @@ from distlion.layout import Slot
 PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXP_AVG_DTYPES = (torch.float32, torch.bfloat16)
 SCALE_BLOCK_ELEMENTS = 4096
+CHECKSUM_BYTES = 4
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 # (seed, step, rank, domain of ``Coins``) -> words 0, 1 and 2**33 of the coin; computed with Python
@@ -106,6 +107,22 @@ class Coefficients(NamedTuple):
     grad_scale: float = 1.0
     cautious: bool = False
     orthogonalize: bool = False
+
+
+class FrameFormat(NamedTuple):
+    """Places of what a frame holds before its payload, in bytes from its start.
+
+    Attributes:
+        checksum_at: Place of the checksum.
+        presence_at: Place of the votes for each parameter.
+        n_params: Number of parameters.
+        has_counts: Whether there are 16 bits for each of them, little-endian, rather than one.
+    """
+
+    checksum_at: int
+    presence_at: int
+    n_params: int
+    has_counts: bool
 
 
 class Segment(NamedTuple):
@@ -355,16 +372,36 @@ class Kernels(CountingKernels, Protocol):
         """
         ...
 
-    def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
-        """Compute the CRC-32 (IEEE 802.3, as zlib) of each row.
+    def write_frames(
+        self, out: Tensor, front: bytes, payloads: Tensor, *, checksum_at: int
+    ) -> None:
+        """Write frames, which differ in their payloads: front, then payload.
+
+        Equation:
+            checksum = CRC-32 (IEEE 802.3, as zlib) of all other bytes of the frame, little-endian
 
         Args:
-            rows: (k, n) uint8, each row contiguous; rows may lie apart, since a frame holds header
-                and payload in one piece. They are not copied on the CPU.
-            starts: The CRC that each row continues, in [0, 2^32): (k,) int64, or one for all; 0 to
-                begin a new one.
+            out: (k, len(front) + n) uint8 on the CPU, each row contiguous. Overwritten.
+            front: All before the payload, with 4 bytes to spare for the checksum.
+            payloads: (k, n) uint8 on the CPU, each row contiguous.
+            checksum_at: Place of the checksum in ``front``.
+        """
+        ...
+
+    def read_frames(
+        self, rows: Tensor, heads: bytes, mask: bytes, expected: FrameFormat
+    ) -> tuple[bool, Tensor, Tensor]:
+        """Check frames, and read the votes that they say to hold.
+
+        Args:
+            rows: (k, n) uint8 on the CPU, each row contiguous.
+            heads: For each row the expected first bytes, as many as ``mask`` has.
+            mask: The bits of the heads that must be as expected.
+            expected: Where the rest is.
 
         Returns:
-            (k,) int64 in [0, 2^32), on the device of the rows.
+            Whether all frames are intact, with heads as expected; for each frame whether its
+            checksum is right, (k,) bool; and the number of votes for each parameter,
+            (k, n_params) int64, without meaning in a frame that is not intact. On the CPU.
         """
         ...

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, FrameFormat, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.layout import Slot
 
@@ -41,7 +41,7 @@ class CpuKernels:
     Raises:
         InvalidArgumentError: The machine does not run it; from an op: a tensor has another dtype,
             size or device than the contract says, or one of a segment, an estimate, ``out``, or a
-            row of ``checksums`` is not contiguous. (Votes, replies and other read-only tensors are
+            frame or its payload is not contiguous. (Votes, replies and other read-only tensors are
             copied if necessary.)
     """
 
@@ -234,13 +234,26 @@ class CpuKernels:
         self._core.square_sums(tensor.contiguous(), out, torch.get_num_threads())
         return out
 
-    def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
-        if isinstance(starts, Tensor):
-            sums = starts.clone()
-        else:
-            sums = torch.full((len(rows),), starts, dtype=torch.int64, device="cpu")
-        self._core.checksums(rows, sums, torch.get_num_threads())
-        return sums
+    def write_frames(
+        self, out: Tensor, front: bytes, payloads: Tensor, *, checksum_at: int
+    ) -> None:
+        self._core.write_frames(out, front, payloads, checksum_at, torch.get_num_threads())
+
+    def read_frames(
+        self, rows: Tensor, heads: bytes, mask: bytes, expected: FrameFormat
+    ) -> tuple[bool, Tensor, Tensor]:
+        intact = torch.empty(len(rows), dtype=torch.bool, device="cpu")
+        present = torch.empty((len(rows), expected.n_params), dtype=torch.int64, device="cpu")
+        checksum_at, presence_at, has_counts = (
+            expected.checksum_at,
+            expected.presence_at,
+            expected.has_counts,
+        )
+        threads = torch.get_num_threads()
+        is_expected = self._core.read_frames(
+            rows, heads, mask, checksum_at, presence_at, has_counts, intact, present, threads
+        )
+        return is_expected, intact, present
 
 
 class _Gathered(tuple[Segment, ...]):

@@ -9,11 +9,19 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import FLOAT32_MAX, Coefficients, ReplyFormat, Segment
+from distlion.kernels.contract import (
+    CHECKSUM_BYTES,
+    FLOAT32_MAX,
+    Coefficients,
+    FrameFormat,
+    ReplyFormat,
+    Segment,
+)
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import add_steps as add_steps
 from distlion.kernels.feedback import add_steps_of_all as add_steps_of_all
@@ -379,10 +387,37 @@ def square_sums(tensor: Tensor) -> Tensor:
     return torch.cat([sum_by_halving(cut_blocks(chunk).double().square()) for chunk in chunks])
 
 
-def checksums(rows: Tensor, starts: Tensor | int) -> Tensor:
-    # On the host, which waits for the device once, as frames are assembled there.
-    each = starts.tolist() if isinstance(starts, Tensor) else [starts] * len(rows)
-    sums = [
-        zlib.crc32(row.data, start) for row, start in zip(rows.cpu().numpy(), each, strict=True)
-    ]
-    return torch.tensor(sums, dtype=torch.int64, device=rows.device)
+def write_frames(out: Tensor, front: bytes, payloads: Tensor, *, checksum_at: int) -> None:
+    rest = checksum_at + CHECKSUM_BYTES
+    out[:, len(front) :] = payloads
+    out[:, : len(front)] = torch.tensor(list(front), dtype=torch.uint8)
+    for frame in out.numpy():
+        checksum = zlib.crc32(frame[rest:].tobytes(), zlib.crc32(frame[:checksum_at].tobytes()))
+        frame[checksum_at:rest] = list(checksum.to_bytes(CHECKSUM_BYTES, "little"))
+
+
+def read_frames(
+    rows: Tensor, heads: bytes, mask: bytes, expected: FrameFormat
+) -> tuple[bool, Tensor, Tensor]:
+    checksum_at, rest = expected.checksum_at, expected.checksum_at + CHECKSUM_BYTES
+    intact, present, is_expected = [], [], True
+    for number, frame in enumerate(rows.numpy()):
+        checksum = zlib.crc32(frame[rest:].tobytes(), zlib.crc32(frame[:checksum_at].tobytes()))
+        intact.append(
+            frame[checksum_at:rest].tobytes() == checksum.to_bytes(CHECKSUM_BYTES, "little")
+        )
+        head = heads[number * len(mask) :][: len(mask)]
+        pairs = zip(frame.tolist(), head, mask, strict=False)
+        is_expected &= intact[-1] and not any(
+            (found ^ wanted) & bits for found, wanted, bits in pairs
+        )
+        presence = frame[expected.presence_at :]
+        if expected.has_counts:
+            numbers = presence[: 2 * expected.n_params].reshape(-1, 2).tolist()
+            present.append([low + 256 * high for low, high in numbers])
+        else:
+            bits = np.unpackbits(presence, count=expected.n_params, bitorder="little")
+            present.append(bits.tolist())
+    counts = torch.tensor(present, dtype=torch.int64, device="cpu")
+    flags = torch.tensor(intact, dtype=torch.bool, device="cpu")
+    return is_expected, flags, counts.view(len(rows), expected.n_params)

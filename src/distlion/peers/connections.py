@@ -54,10 +54,17 @@ class Connections:
         assert self._everybody is not None  # there are two ranks or more
         return self._link(self._everybody, timeout_s)
 
-    def link_voters(self, timeout_s: float) -> Transport:
-        """Return a link between the ranks that vote with each other, one of each worker."""
+    def link_voters(self, timeout_s: float, *, shares: bool = False) -> Transport:
+        """Return a link between the ranks that vote with each other, one of each worker.
+
+        Args:
+            timeout_s: Seconds that one collective may take.
+            shares: Whether small transfers may share a message; only where a worker is one rank, as
+                a worker's ranks have transfers of different sizes, and meet between them.
+        """
         assert self._between is not None  # they are connected
-        return self._link(self._between, timeout_s, self._ranks.between)
+        shares = shares and self._inside is None
+        return self._link(self._between, timeout_s, self._ranks.between, shares=shares)
 
     def link_worker(self, timeout_s: float) -> Transport | None:
         """Return a link between the ranks of this worker; None for a worker of one rank."""
@@ -82,13 +89,24 @@ class Connections:
         return self._link(self._for_checkpoints, timeout_s)
 
     def _link(
-        self, group: dist.ProcessGroup, timeout_s: float, ranks: tuple[int, ...] | None = None
+        self,
+        group: dist.ProcessGroup,
+        timeout_s: float,
+        ranks: tuple[int, ...] | None = None,
+        *,
+        shares: bool = False,
     ) -> Transport:
         # The workers' own group, before there are others, has a shorter limit in a crew.
         is_own = group is not self._ranks.process_group
         busy_s = self._settings.busy_timeout_s if is_own else None
-        watch = self._ranks.watch
-        return Gloo(group, timeout_s=timeout_s, busy_timeout_s=busy_s, ranks=ranks, watch=watch)
+        return Gloo(
+            group,
+            timeout_s=timeout_s,
+            busy_timeout_s=busy_s,
+            ranks=ranks,
+            watch=self._ranks.watch,
+            shares=shares,
+        )
 
     def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
         workers, watch, settings = self._ranks.process_group, self._ranks.watch, self._settings

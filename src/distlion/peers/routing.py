@@ -82,9 +82,10 @@ class Routing:
             step: The step that errors name.
         """
         if self.between is None:
-            self.between = self._connections.link_voters(self._settings.step_timeout_s)
+            timeout_s = self._settings.step_timeout_s
+            self.between = self._connections.link_voters(timeout_s, shares=True)
             if len(self._ranks.inside) > 1:
-                self.inside = self._connections.link_worker(self._settings.step_timeout_s)
+                self.inside = self._connections.link_worker(timeout_s)
             self._meter.links = self.between, self.inside
         if not self._has_agreed and self._wants_model():
             self.model, self._has_agreed = self._find_model(step), True

@@ -35,7 +35,7 @@ from distlion.votes.reply import ParameterReply
 from distlion.wire.frame import Header
 from distlion.wire.node_frames import gather_flags
 from distlion.wire.pattern import Ballot, Exchange, Exchanging, PartialReducer, Reply
-from distlion.wire.transport import ByteCount, Transport
+from distlion.wire.transport import ByteCount, Transfer, Transport
 from distlion.wire.verdict import Verdict, with_error, worst_of
 
 if TYPE_CHECKING:
@@ -453,28 +453,39 @@ class _Hearing:
 
 
 class Pipeline(Generic[T]):
-    """Exchanges that take turns, in a sequence that depends only on their order.
+    """Exchanges that take turns, in a sequence that depends only on their order and sizes.
 
     Each new one sends before the earlier ones wait, and each of these goes one round further:
 
         votes of bucket 1 | votes of 2, replies of 1 | votes of 3, replies of 2 | replies of 3
 
     So all ranks start the same collectives in the same order, as long as all add the same buckets.
+    Small transfers are held, and those of all buckets travel together.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[int, Exchanging[T]] = {}  # the oldest first
+        self._transfers: dict[int, Transfer | None] = {}  # which they are about to wait for
         self._results: dict[int, T] = {}
 
-    def add(self, exchanging: Exchanging[T]) -> None:
-        """Start an exchange, then take each earlier one a round further.
+    def add(self, exchanging: Exchanging[T], *, at_once: bool = False) -> None:
+        """Start an exchange, then take each earlier one whose bytes are under way a round further.
+
+        Args:
+            exchanging: The exchange.
+            at_once: Whether held transfers begin then, as there is time before the next one.
 
         Raises:
             DistlionError: Any error of one of them; the pipeline is then unusable.
         """
         earlier, number = list(self._under_way), len(self._under_way) + len(self._results)
         self._under_way[number] = exchanging
-        self._advance([number, *earlier])
+        self._advance([number])
+        self._advance([each for each in earlier if not _is_held(self._transfers[each])])
+        if at_once:
+            for transfer in self._transfers.values():
+                if transfer is not None:
+                    transfer.begin()
 
     def drain(self) -> list[T]:
         """Complete all exchanges, and return their results in the order of ``add``."""
@@ -485,10 +496,15 @@ class Pipeline(Generic[T]):
     def _advance(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             try:
-                next(self._under_way[number])
+                self._transfers[number] = next(self._under_way[number])
             except StopIteration as end:
                 self._results[number] = end.value
                 del self._under_way[number]
+                self._transfers.pop(number, None)
+
+
+def _is_held(transfer: Transfer | None) -> bool:
+    return transfer is not None and transfer.is_held
 
 
 def run_all(exchanges: Iterable[Exchanging[T]]) -> list[T]:

@@ -327,7 +327,7 @@ class NodeBucket(Bucket):
             reply = yield from self._part.exchange(header, votes, present, coins)
         else:  # so small a bucket that this rank has no piece of it, and waits for its node
             for _ in range(self._part.pattern.count_transfers(self._part.link.n_members)):
-                yield
+                yield None
             reply = self._frames.reply_to_nobody(header)
         return self._frames.share_reply(reply, header)
 

@@ -152,7 +152,7 @@ class Overlap:
         def cast() -> None:
             with streams.behind(events, number):
                 bucket.load(inputs)
-                pipeline.add(bucket.cast(inputs, completion))
+                pipeline.add(bucket.cast(inputs, completion), at_once=True)
 
         self._submit(cast)
 

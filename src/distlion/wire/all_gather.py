@@ -63,7 +63,7 @@ class AllGather(Exchange):
         chunk = write_whole_vote(link, shape, ballot)
         received = link.empty(shape.n_shards, chunk.numel())
         under_way = link.all_gather(received, chunk, step=ballot.header.step)
-        yield
+        yield under_way
         under_way.wait()
 
         # 2 count

@@ -66,7 +66,7 @@ class AllReduce(Exchange):
             fire_framed(link, ballot.header, chunks)
         received = torch.empty_like(chunks)
         votes_under_way = link.all_to_all(received, chunks, step=ballot.header.step)
-        yield
+        yield votes_under_way
         votes_under_way.wait()
 
         # 2 count
@@ -90,7 +90,7 @@ class AllReduce(Exchange):
             fire_framed(link, header, reply)
         replies = received.new_empty(shape.n_shards, reply_shape.n_bytes)
         replies_under_way = link.all_gather(replies, reply, step=ballot.header.step)
-        yield
+        yield replies_under_way
         replies_under_way.wait()
         read = read_chunks(link.kernels, replies, reply_shape, header)
         present = read.present[0]

@@ -28,10 +28,10 @@ defense against an attacker.
 
 from __future__ import annotations
 
+import functools
 import struct
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -40,13 +40,12 @@ import torch
 from torch import Tensor
 
 from distlion.failures import Status
-from distlion.kernels.contract import Kernels
+from distlion.kernels.contract import CHECKSUM_BYTES, FrameFormat, Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 FIELDS = struct.Struct("<4sHBBq8sQQIHBxiiI")
-CHECKSUM_BYTES = 4
 NO_CHECKSUM = bytes(CHECKSUM_BYTES)
 DIGEST = struct.Struct("<q")
 SCALE = struct.Struct("<d")
@@ -72,6 +71,10 @@ HEADER_TYPE = np.dtype(
     ]
 )
 MAX_WORKERS = (1 << 16) - 1
+_GRADIENTS, _SENDER = slice(16, 24), slice(44, 46)
+_FREE = (*range(HEADER_BYTES)[_GRADIENTS], *range(FIELDS.size, HEADER_BYTES))
+MASK = bytes(0 if byte in _FREE else 0xFF for byte in range(HEADER_BYTES))
+"""The bits of a header that follow from its reader's own, if nobody has found an error."""
 
 
 class ChunkKind(IntEnum):
@@ -192,16 +195,9 @@ def write_chunks(
         present: As for ``write_chunk``.
         payloads: (chunks, payload_bytes) uint8.
     """
-    fields = _pack_fields(header, shape.n_bytes)
-    body = _pack_presence(shape, present)
-    payloads_out = out[:, shape.front_bytes :]
-    payloads_out.copy_(payloads)
-    start = zlib.crc32(body, zlib.crc32(fields))
-    checksums = kernels.checksums(payloads_out, start).cpu().numpy().astype("<u4")
-    front = np.frombuffer(fields + NO_CHECKSUM + body, np.uint8)
-    fronts = np.repeat(front[None], len(checksums), axis=0)
-    fronts[:, FIELDS.size : HEADER_BYTES] = checksums.view(np.uint8).reshape(-1, CHECKSUM_BYTES)
-    out[:, : shape.front_bytes] = torch.from_numpy(fronts)
+    front = _pack_fields(header, shape.n_bytes) + NO_CHECKSUM + _pack_presence(shape, present)
+    rows = payloads.reshape(len(out), -1)
+    kernels.write_frames(out, front, rows, checksum_at=FIELDS.size)
 
 
 def _pack_fields(header: Header, n_bytes: int) -> bytes:
@@ -238,21 +234,26 @@ class Chunks:
     """One chunk from each member of a link, checked together; as a sequence, None where damaged.
 
     Attributes:
-        fields: (members,) of ``HEADER_TYPE``.
-        whole: (members,) bool: whether the chunk is intact and as expected from that member.
+        raw: (members, n) uint8: the received bytes.
+        whole: (members,) bool on the CPU: whether a chunk is intact and as expected.
         agree: Whether all are whole and without error, with the same step and settings.
         present: (members, n_params) int64 on the CPU: number of votes for each parameter.
         payloads: (members, payload_bytes) uint8, a view of the received bytes.
     """
 
-    fields: np.ndarray[Any, Any]
-    whole: np.ndarray[Any, Any]
+    raw: Tensor = field(repr=False)
+    whole: Tensor
     agree: bool
     present: Tensor = field(repr=False)
     payloads: Tensor = field(repr=False)
 
+    @functools.cached_property
+    def fields(self) -> np.ndarray[Any, Any]:
+        """(members,) of ``HEADER_TYPE``."""
+        return _read_fields(self.raw)
+
     def __len__(self) -> int:
-        return len(self.fields)
+        return len(self.raw)
 
     def __getitem__(self, member: int) -> Chunk | None:
         if not self.whole[member]:
@@ -340,40 +341,48 @@ def read_chunks(
         like: A header with the kind, bucket and epoch that are expected.
         senders: Expected sender of each; None for one from each member of a link, in order.
     """
-    fronts = np.ascontiguousarray(raw[:, : shape.front_bytes].cpu().numpy())
-    fields = np.ascontiguousarray(fronts[:, :HEADER_BYTES]).view(HEADER_TYPE)[:, 0]
-    present = _read_presence(fronts[:, HEADER_BYTES:], shape)
-    payloads = raw[:, shape.front_bytes :]
-    whole = fields["status"] <= WORST_STATUS
-    for name, expected in (
+    expected = range(len(raw)) if senders is None else senders
+    presence_at = HEADER_BYTES + (shape.bitmap_bytes if shape.has_counts else 0)
+    places = FrameFormat(FIELDS.size, presence_at, shape.n_params, shape.has_counts)
+    healthy = replace(like, status=Status.OK, culprit=-1, position=-1, cancelled_by_all=False)
+    heads = _pack_heads(healthy, shape.n_bytes, expected)
+    agree, whole, present = kernels.read_frames(raw, heads, MASK, places)
+    if not agree:
+        whole, agree = _look_closer(raw, whole, like, shape.n_bytes, expected)
+    return Chunks(raw, whole, agree, present, raw[:, shape.front_bytes :])
+
+
+def _pack_heads(header: Header, n_bytes: int, senders: Iterable[int]) -> bytes:
+    """Pack a header for each sender, with no checksum."""
+    own = _pack_fields(header, n_bytes) + NO_CHECKSUM
+    begin, end = own[: _SENDER.start], own[_SENDER.stop :]
+    return b"".join(begin + sender.to_bytes(2, "little") + end for sender in senders)
+
+
+def _look_closer(
+    raw: Tensor, intact: Tensor, like: Header, n_bytes: int, senders: Sequence[int]
+) -> tuple[Tensor, bool]:
+    """Return which chunks are whole, and whether all agree, as other heads may do."""
+    fields = _read_fields(raw)
+    whole = intact.numpy() & (fields["status"] <= WORST_STATUS)
+    for name, wanted in (
         ("magic", MAGIC_NUMBER),
         ("version", PROTOCOL_VERSION),
         ("kind", int(like.kind)),
         ("bucket", like.bucket),
         ("epoch", like.epoch),
-        ("sender", np.arange(len(fields)) if senders is None else np.array(senders)),
-        ("n_bytes", shape.n_bytes),
+        ("sender", np.array(senders)),
+        ("n_bytes", n_bytes),
     ):
-        whole &= fields[name] == expected
-    starts = np.empty(len(fronts), np.int64)
-    for member, front in enumerate(fronts):
-        starts[member] = zlib.crc32(front[HEADER_BYTES:], zlib.crc32(front[: FIELDS.size]))
-    checksums = kernels.checksums(payloads, torch.from_numpy(starts).to(raw.device))
-    whole &= fields["checksum"] == checksums.cpu().numpy()
+        whole &= fields[name] == wanted
     agree = bool(
         whole.all()
         and not fields["status"].any()
         and (fields["step"] == fields["step"][0]).all()
         and (fields["settings"] == fields["settings"][0]).all()
     )
-    return Chunks(fields, whole, agree, present, payloads)
+    return torch.from_numpy(whole), agree
 
 
-def _read_presence(bodies: np.ndarray[Any, Any], shape: ChunkShape) -> Tensor:
-    """Unpack (members, bytes) into (members, n_params) int64."""
-    if shape.has_counts:
-        counts = np.ascontiguousarray(bodies[:, shape.bitmap_bytes :]).view("<u2")
-        present = counts[:, : shape.n_params]
-    else:
-        present = np.unpackbits(bodies, axis=1, count=shape.n_params, bitorder="little")
-    return torch.from_numpy(present.astype(np.int64))
+def _read_fields(raw: Tensor) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(raw[:, :HEADER_BYTES].numpy()).view(HEADER_TYPE)[:, 0]

@@ -30,7 +30,8 @@ from distlion.wire.groups import (
     tidy,
 )
 from distlion.wire.roll_call import Patience
-from distlion.wire.transport import MOST_BYTES_AT_ONCE, ByteCount
+from distlion.wire.sharing import SharedTransfer
+from distlion.wire.transport import MOST_BYTES_AT_ONCE, ByteCount, Transfer
 from distlion.wire.watch import READ_S, PeerWatch, within
 
 logger = logging.getLogger("distlion")
@@ -99,6 +100,14 @@ class GlooTransfer:
     def process_group(self) -> dist.ProcessGroup:
         """Process group that carries it."""
         return self._link.process_group
+
+    @property
+    def is_held(self) -> bool:
+        """False, as it has begun."""
+        return False
+
+    def begin(self) -> None:
+        """Do nothing, as it has begun."""
 
     @property
     def is_completed(self) -> bool:
@@ -172,6 +181,7 @@ class Gloo:
             rank in the group.
         watch: The watch that finds the workers that failed; None for no watch.
         limits: The arguments that set its limit, for errors.
+        shares: Whether small all-to-alls wait for each other, to travel as one; see ``Transfer``.
 
     Attributes:
         process_group: The members; this process is one of them.
@@ -192,6 +202,7 @@ class Gloo:
         ranks: Sequence[int] | None = None,
         watch: PeerWatch | None = None,
         limits: str = LIMITS,
+        shares: bool = False,
     ) -> None:
         self.process_group = process_group
         self.wire_device = HOST
@@ -203,6 +214,8 @@ class Gloo:
         self.watch, self._limits = watch, limits
         self.counted = ByteCount()
         self.n_under_way = 0
+        self._shares = shares
+        self._shared: SharedTransfer | None = None
         if not carries_host_memory(process_group):
             raise ProcessGroupError(
                 f"the process group ({dist.get_backend_config(process_group)}) cannot carry host "
@@ -212,11 +225,24 @@ class Gloo:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.wire_device)
 
-    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> GlooTransfer:
+    def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> Transfer:
+        if not self._shares or chunks[0].nbytes > MOST_BYTES_AT_ONCE:
+            return self._send_to_all(out, chunks, step=step)
+        shared = self._shared
+        if shared is None or not shared.is_held:
+            self._shared = shared = SharedTransfer(partial(self._send_to_all, step=step))
+        shared.add(out, chunks)
+        if shared.is_full:
+            shared.begin()
+        return shared
+
+    def _send_to_all(
+        self, out: Tensor, chunks: Tensor, *, step: int | None, n_parts: int = 1
+    ) -> GlooTransfer:
         self._meet(chunks[0].nbytes, step=step)
         peers = self.n_members - 1
         n_bytes = peers * chunks[0].nbytes
-        sent = ByteCount(n_bytes, n_bytes, peers)
+        sent = ByteCount(n_bytes, n_bytes, n_parts * peers)
         return self._begin_all_to_all(out, chunks, sent, step=step)
 
     def all_to_all_parts(
@@ -225,7 +251,7 @@ class Gloo:
         start = partial(self.process_group.alltoall_base, out, parts, sizes, sizes)
         return GlooTransfer(self, start, ByteCount(), step=step, what=what)
 
-    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> GlooTransfer:
+    def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
         if self.gathers_at_once(chunk.nbytes):
             chunks = chunk.expand(self.n_members, -1).contiguous()
             return self.all_to_all(out, chunks, step=step)

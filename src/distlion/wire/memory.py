@@ -178,9 +178,14 @@ class MemoryTransfer:
 
     Attributes:
         end: Function that takes the others' data.
+        is_held: False, as it has begun.
     """
 
     end: Callable[[], None]
+    is_held: bool = False
+
+    def begin(self) -> None:
+        """Do nothing, as it has begun."""
 
     def wait(self) -> None:
         self.end()

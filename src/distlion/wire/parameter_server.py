@@ -60,7 +60,7 @@ class ParameterServer(Exchange):
         chunk = write_whole_vote(link, shape, ballot)
         received = link.empty(shape.n_shards, chunk.numel()) if is_server else None
         votes_under_way = link.gather(received, chunk, step=step)
-        yield
+        yield None
         votes_under_way.wait()
 
         # 2 count
@@ -75,7 +75,7 @@ class ParameterServer(Exchange):
             write_whole_reply(reply, counted, link, shape, ballot.header)
             replies = reply.expand(shape.n_shards, -1).contiguous()
         reply_under_way = link.scatter(reply, replies, step=step)
-        yield
+        yield None
         reply_under_way.wait()
         return counted or read_whole_reply(reply, link, shape, ballot.header, sender=SERVER)
 

@@ -13,12 +13,14 @@ from distlion import faults
 from distlion.errors import InvalidArgumentError
 from distlion.layout import BucketShape
 from distlion.wire.frame import Header
-from distlion.wire.transport import ByteCount, Transport
+from distlion.wire.transport import ByteCount, Transfer, Transport
 from distlion.wire.verdict import Verdict
 
 T = TypeVar("T")
-Exchanging = Generator[None, None, T]
-"""An exchange, which yields once its bytes are under way, and returns the result."""
+Exchanging = Generator[Transfer | None, None, T]
+"""An exchange, which yields each transfer before it waits for it, and returns the result.
+
+It yields None where it has waited, or its transfer is not held; see ``Transfer``."""
 
 
 class PartialReducer(Protocol):
@@ -246,8 +248,8 @@ class Exchange(ABC):
     ) -> Exchanging[Reply]:
         """Send one bucket's votes and return the reply; every rank calls it, in the same order.
 
-        A generator, so that several can take turns: it yields in each round, once its bytes are
-        under way. A worker that found an error still takes part, and reports it in its header.
+        A generator, so that several can take turns: it yields in each round, before it
+        waits. A worker that found an error still takes part, and reports it in its header.
 
         Raises:
             PeerLostError: A peer's connection closed.

@@ -126,7 +126,7 @@ class RecursiveDoubling(Exchange):
         reply: Reply | None = None
         for meeting in _list_meetings(shape.n_shards, link.rank):
             if meeting is None:
-                yield
+                yield None
                 continue
 
             # 3 settle, 4 pass the reply on
@@ -137,7 +137,7 @@ class RecursiveDoubling(Exchange):
             sent = _write(meeting, known, reply, link, shape, ballot.header)
             received = link.empty(meeting.received_bytes(shape))
             under_way = link.swap(received, sent, peer=meeting.peer, step=ballot.header.step)
-            yield
+            yield None
             under_way.wait()
             if meeting.is_last and meeting.is_extra:
                 return read_whole_reply(received, link, shape, ballot.header, sender=meeting.peer)

@@ -34,7 +34,7 @@ class ByteCount:
     Attributes:
         sent_bytes: Bytes sent.
         received_bytes: Bytes received.
-        messages: Messages sent.
+        messages: Chunks sent; small ones may share a message of the network.
     """
 
     sent_bytes: int = 0
@@ -50,7 +50,20 @@ class ByteCount:
 
 
 class Transfer(Protocol):
-    """A collective under way; its output has no meaning before ``wait`` returns."""
+    """A collective; its output has no meaning before ``wait`` returns, nor may its input change.
+
+    It is under way, or *held*, so that other small ones can join its message: then it begins when
+    somebody waits for one of them.
+    """
+
+    @property
+    def is_held(self) -> bool:
+        """True if it has not begun."""
+        ...
+
+    def begin(self) -> None:
+        """Begin it if it is held, with all that have joined it."""
+        ...
 
     def wait(self) -> None:
         """Wait for its end.
@@ -65,8 +78,8 @@ class Transfer(Protocol):
 class Transport(Protocol):
     """One worker's end of a connection between some workers, its *members*.
 
-    A collective begins at once and returns a ``Transfer``; several may be under way. All members
-    begin the same ones in the same order. Tensors to send lie in ``wire_device``, wherever the
+    A collective returns a ``Transfer``; several may be under way. All members begin the same ones,
+    and wait for them, in the same order. Tensors to send lie in ``wire_device``, wherever the
     parameters are: there frames are checked and votes are counted.
 
     Attributes:

@@ -18,7 +18,8 @@ from distlion.kernels import (
     Segment,
     choose_kernels,
 )
-from distlion.layout import BLOCK_WORDS, BucketLayout, Slot
+from distlion.kernels.contract import CHECKSUM_BYTES
+from distlion.layout import BLOCK_WORDS, HEADER_BYTES, BucketLayout, Slot
 from distlion_lab.planning.machine import CPU, Machine
 
 _N_ELEMENTS = 1 << 22
@@ -52,7 +53,7 @@ class KernelRates:
 
 
 def measure_kernels() -> KernelRates:
-    """Time encode, count, commit and checksum on 4 Mi elements, as many threads as torch uses.
+    """Time encode, count, commit and framing on 4 Mi elements, as many threads as torch uses.
 
     Takes about a tenth of a second with the C++ core and 100 MB of memory.
 
@@ -106,9 +107,12 @@ class _CoreClock:
 
 
 def _frame(votes: Tensor, kernels: Kernels) -> None:
-    """Treat votes as chunks are treated: copy them in and out, and compute the checksum."""
-    kernels.checksums(votes.clone().view(_N_WORKERS, -1).view(torch.uint8), 0)
-    votes.clone()
+    """Frame votes as chunks are framed: copy them, and compute the checksum."""
+    payloads = votes.view(_N_WORKERS, -1).view(torch.uint8)
+    frames = torch.empty(len(payloads), HEADER_BYTES + payloads.shape[1], dtype=torch.uint8)
+    kernels.write_frames(
+        frames, bytes(HEADER_BYTES), payloads, checksum_at=HEADER_BYTES - CHECKSUM_BYTES
+    )
 
 
 def _rate(run: Callable[[], object], n_bytes: int) -> float:

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
+from distlion.kernels import reference
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, FrameFormat, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.cpu import note_writes
 from distlion.kernels.feedback import PlainFeedback
 from distlion.kernels.gpu import bits, checks, count, encode
 from distlion.kernels.gpu import commit as committing
-from distlion.kernels.gpu.launch import launch, launch_part, list_powers, list_runs
+from distlion.kernels.gpu.launch import launch, launch_part, list_runs
 from distlion.kernels.gpu.table import (
     ALIGN_BYTES,
     FIELDS,
@@ -185,30 +186,15 @@ class TritonKernels(PlainFeedback):
         )
         return out
 
-    def checksums(self, rows: Tensor, starts: Tensor | int) -> Tensor:
-        n_rows, n_bytes = rows.shape
-        device = rows.device
-        sums = torch.full((n_rows,), 0xFFFFFFFF, dtype=torch.int64, device=device)
-        if isinstance(starts, Tensor):
-            starts = starts.to(torch.int64).contiguous()
-        else:
-            starts = torch.full_like(sums, starts)
-        chunk_bytes = 4 * checks.LANES.value * checks.TURNS.value
-        n_chunks = max(1, -(-n_bytes // chunk_bytes))
-        powers = upload(list_powers(n_bytes, n_chunks), device)
-        # Rows of one byte may have any stride between their bytes.
-        rows = rows if n_bytes < 2 or rows.stride(1) == 1 else rows.contiguous()
-        launch(
-            checks.checksum_kernel,
-            (n_chunks, n_rows),
-            rows,
-            rows.stride(0),
-            n_bytes,
-            powers,
-            starts,
-            sums,
-        )
-        return sums
+    def write_frames(
+        self, out: Tensor, front: bytes, payloads: Tensor, *, checksum_at: int
+    ) -> None:
+        reference.write_frames(out, front, payloads, checksum_at=checksum_at)
+
+    def read_frames(
+        self, rows: Tensor, heads: bytes, mask: bytes, expected: FrameFormat
+    ) -> tuple[bool, Tensor, Tensor]:
+        return reference.read_frames(rows, heads, mask, expected)
 
 
 class _Gathered(tuple[Segment, ...]):

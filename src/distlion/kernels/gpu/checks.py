@@ -1,4 +1,4 @@
-"""Coins, digests, square sums and checksums."""
+"""Coins, digests and square sums."""
 
 import triton
 import triton.language as tl
@@ -17,10 +17,6 @@ from distlion.kernels.gpu.bits import (
 from distlion.kernels.gpu.encode import halve
 
 WORD, N_WORDS = tl.constexpr(3), tl.constexpr(4)
-LANES, TURNS = tl.constexpr(256), tl.constexpr(32)
-CRC_POLYNOMIAL = tl.constexpr(0xEDB88320)
-# Offsets of the parts of a checksum's table.
-STEP_POWERS, LANE_POWERS, CHUNK_POWERS = tl.constexpr(1), tl.constexpr(33), tl.constexpr(33 + 256)
 
 
 @triton.jit
@@ -91,61 +87,3 @@ def square_sums_kernel(elements, n_elements, out, KIND: tl.constexpr):
     else:
         x = stored.to(tl.float32).to(tl.float64)
     tl.store(out + block, halve(x * x, TILE))
-
-
-# CRC-32. A register is a polynomial over GF(2), bits reflected: bit 31 - i is the coefficient of
-# x^i. It is linear in the bytes, so each word's part moves ahead alone, by a product with a power
-# of x, and all parts are XORed. Rows are cut from their end, where zeros before them do not count.
-
-
-@triton.jit
-def multiply(one, other):
-    """Multiply polynomials modulo the CRC's polynomial: uint32."""
-    product = one & 0
-    for i in tl.static_range(32):
-        product ^= one & (0 - ((other >> (31 - i)) & 1))
-        one = (one >> 1) ^ (CRC_POLYNOMIAL & (0 - (one & 1)))
-    return product
-
-
-@triton.jit
-def step_ahead(register, steps):
-    """Move registers ahead by LANES words; each bit of them stands for one entry of ``steps``."""
-    moved = register & 0
-    for i in tl.static_range(32):
-        moved ^= tl.load(steps + i) & (0 - ((register >> i) & 1))
-    return moved
-
-
-@triton.jit(do_not_specialize=["row_stride", "n_bytes"])
-def checksum_kernel(rows, row_stride, n_bytes, powers, starts, sums):
-    """Add up the parts of the CRC-32 of rows of bytes.
-
-    Grid: chunks of LANES * TURNS words from the end of a row on, rows.
-    Reads: ``rows``; ``powers`` uint32: x^(8 n_bytes), 32 registers moved by LANES words, the power
-        of each lane and each chunk; ``starts`` (k,) int64.
-    Writes: XORs into ``sums`` (k,) int64.
-    """
-    chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    lane = tl.arange(0, LANES)
-    begin = rows + row * row_stride
-    # Words are numbered from the row's end: the first ones of a chunk have the largest numbers.
-    n_words = (n_bytes + 3) // 4
-    first = chunk.to(tl.int64) * (LANES * TURNS)
-    n_turns = (tl.minimum(n_words - first, LANES * TURNS) + LANES - 1) // LANES
-    register = tl.zeros((LANES,), tl.uint32)
-    for turn in range(n_turns):
-        number = first + (n_turns - 1 - turn) * LANES + (LANES - 1 - lane)
-        at = n_bytes - 4 * (number + 1)
-        word = tl.zeros((LANES,), tl.uint32)
-        for byte in tl.static_range(4):
-            octet = tl.load(begin + at + byte, mask=at + byte >= 0, other=0)
-            word |= octet.to(tl.uint32) << (8 * byte)
-        register = step_ahead(register, powers + STEP_POWERS) ^ word
-    register = multiply(register, tl.load(powers + LANE_POWERS + lane))
-    total = multiply(tl.xor_sum(register, axis=0), tl.load(powers + CHUNK_POWERS + chunk))
-    if chunk == 0:
-        start = tl.load(starts + row).to(tl.uint32) ^ 0xFFFFFFFF
-        total ^= multiply(start, tl.load(powers))
-    tl.atomic_xor(sums + row, total.to(tl.int64))
