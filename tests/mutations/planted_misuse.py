@@ -132,7 +132,7 @@ MISUSES = (
     Mutation(
         "votes and questions share connections",
         "peers/connections.py",
-        "        return self._link(self._between, timeout_s, self._ranks.between)\n",
+        "        return self._link(self._between, timeout_s, self._ranks.between, shares=shares)\n",
         "        return self.link_all(timeout_s)\n",
         OUT_OF_TURN,
     ),
