@@ -24,8 +24,8 @@ TOGETHER = (
     Mutation(
         "sharing: during backward votes wait for the step",
         "step/overlap.py",
-        ", at_once=True)",
-        ")",
+        "Pipeline[Bucket](at_once=True)",
+        "Pipeline[Bucket]()",
         SHARING,
     ),
     Mutation(

@@ -163,10 +163,31 @@ def test_an_exchange_whose_transfer_is_held_waits_for_the_others() -> None:
 
     starts = Starts()
     shared, pipeline = SharedTransfer(starts), Pipeline[str]()
-    pipeline.add(exchange("a", shared))
-    pipeline.add(exchange("b", shared))
+    for name in "abc":
+        pipeline.add(exchange(name, shared))
     assert (log, starts.sizes) == ([], [])
-    pipeline.add(exchange("c", shared), at_once=True)
-    assert (log, starts.sizes) == ([], [(9, 3)])
     assert pipeline.drain() == ["a", "b", "c"]
-    assert log == ["a", "b", "c"]
+    assert (log, starts.sizes) == (["a", "b", "c"], [(9, 3)])
+
+
+def test_a_pipeline_with_time_to_spare_sends_each_bucket_alone() -> None:
+    starts, log = Starts(), list[str]()
+    pipeline, shares = Pipeline[str](at_once=True), [SharedTransfer(starts)]
+
+    def exchange(name: str) -> Exchanging[str]:
+        for _ in range(2):
+            if not shares[-1].is_held:
+                shares.append(SharedTransfer(starts))
+            shared = shares[-1]
+            shared.add(torch.zeros_like(SMALL), SMALL)
+            yield shared
+            shared.wait()
+        log.append(name)
+        return name
+
+    pipeline.add(exchange("a"))
+    assert starts.sizes == [(3, 1)]
+    pipeline.add(exchange("b"))
+    assert starts.sizes == [(3, 1), (6, 2)], "the second votes, and the first replies"
+    assert pipeline.drain() == log == ["a", "b"]
+    assert starts.sizes[2:] == [(3, 1)]

@@ -461,19 +461,20 @@ class Pipeline(Generic[T]):
 
     So all ranks start the same collectives in the same order, as long as all add the same buckets.
     Small transfers are held, and those of all buckets travel together.
+
+    Args:
+        at_once: Whether held transfers begin with each new exchange, because there is time before
+            the next one; equal on all ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._at_once = at_once
         self._under_way: dict[int, Exchanging[T]] = {}  # the oldest first
         self._transfers: dict[int, Transfer | None] = {}  # which they are about to wait for
         self._results: dict[int, T] = {}
 
-    def add(self, exchanging: Exchanging[T], *, at_once: bool = False) -> None:
+    def add(self, exchanging: Exchanging[T]) -> None:
         """Start an exchange, then take each earlier one whose bytes are under way a round further.
-
-        Args:
-            exchanging: The exchange.
-            at_once: Whether held transfers begin then, as there is time before the next one.
 
         Raises:
             DistlionError: Any error of one of them; the pipeline is then unusable.
@@ -482,7 +483,7 @@ class Pipeline(Generic[T]):
         self._under_way[number] = exchanging
         self._advance([number])
         self._advance([each for each in earlier if not _is_held(self._transfers[each])])
-        if at_once:
+        if self._at_once:
             for transfer in self._transfers.values():
                 if transfer is not None:
                     transfer.begin()

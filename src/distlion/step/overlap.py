@@ -82,7 +82,7 @@ class Overlap:
 
     def _reset(self) -> None:
         self._inputs: StepInputs | None = None
-        self._pipeline = Pipeline[Bucket]()
+        self._pipeline = Pipeline[Bucket](at_once=True)
         self._n_started = 0
         self._last_task: Future[Any] | None = None
         self._arrivals.clear()
@@ -152,7 +152,7 @@ class Overlap:
         def cast() -> None:
             with streams.behind(events, number):
                 bucket.load(inputs)
-                pipeline.add(bucket.cast(inputs, completion), at_once=True)
+                pipeline.add(bucket.cast(inputs, completion))
 
         self._submit(cast)
 
