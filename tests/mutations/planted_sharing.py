@@ -31,8 +31,8 @@ TOGETHER = (
     Mutation(
         "sharing: an exchange whose transfer is held waits at once",
         "step/bucket.py",
-        "if not _is_held(self._transfers[each])",
-        "if each is not None",
+        "            if not self._is_held(each):\n",
+        "            if each is not None:\n",
         SHARING,
     ),
     Mutation(

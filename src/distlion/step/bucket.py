@@ -481,8 +481,10 @@ class Pipeline(Generic[T]):
         """
         earlier, number = list(self._under_way), len(self._under_way) + len(self._results)
         self._under_way[number] = exchanging
-        self._advance([number])
-        self._advance([each for each in earlier if not _is_held(self._transfers[each])])
+        self._advance(number)
+        for each in earlier:
+            if not self._is_held(each):
+                self._advance(each)
         if self._at_once:
             for transfer in self._transfers.values():
                 if transfer is not None:
@@ -491,21 +493,21 @@ class Pipeline(Generic[T]):
     def drain(self) -> list[T]:
         """Complete all exchanges, and return their results in the order of ``add``."""
         while self._under_way:
-            self._advance(list(self._under_way))
+            for number in list(self._under_way):
+                self._advance(number)
         return list(map(self._results.__getitem__, range(len(self._results))))
 
-    def _advance(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            try:
-                self._transfers[number] = next(self._under_way[number])
-            except StopIteration as end:
-                self._results[number] = end.value
-                del self._under_way[number]
-                self._transfers.pop(number, None)
+    def _is_held(self, number: int) -> bool:
+        transfer = self._transfers[number]
+        return transfer is not None and transfer.is_held
 
-
-def _is_held(transfer: Transfer | None) -> bool:
-    return transfer is not None and transfer.is_held
+    def _advance(self, number: int) -> None:
+        try:
+            self._transfers[number] = next(self._under_way[number])
+        except StopIteration as end:
+            self._results[number] = end.value
+            del self._under_way[number]
+            self._transfers.pop(number, None)
 
 
 def run_all(exchanges: Iterable[Exchanging[T]]) -> list[T]:
@@ -540,8 +542,9 @@ def cast_votes(buckets: Sequence[Bucket], inputs: StepInputs, stages: Sequence[S
 
 def judge(buckets: Sequence[Bucket]) -> Verdict:
     """Join the verdicts on all buckets; OK if there is no error, or no bucket."""
-    verdicts = [bucket.reply.verdict for bucket in buckets]
-    wrong = [verdict for verdict in verdicts if verdict.status is not Status.OK]
+    wrong = [
+        bucket.reply.verdict for bucket in buckets if bucket.reply.verdict.status is not Status.OK
+    ]
     return worst_of(wrong) if wrong else Verdict(Status.OK)
 
 

@@ -266,7 +266,7 @@ class Chunks:
     @property
     def gradient_digests(self) -> tuple[int, ...]:
         """The digest of raw gradients in each header, for chunks that carry one."""
-        return tuple(self.fields["gradients"].tolist())
+        return tuple(self.raw[:, _GRADIENTS].contiguous().view(torch.int64)[:, 0].tolist())
 
     @property
     def grad_scales(self) -> tuple[float, ...]:
@@ -356,7 +356,12 @@ def _pack_heads(header: Header, n_bytes: int, senders: Iterable[int]) -> bytes:
     """Pack a header for each sender, with no checksum."""
     own = _pack_fields(header, n_bytes) + NO_CHECKSUM
     begin, end = own[: _SENDER.start], own[_SENDER.stop :]
-    return b"".join(begin + sender.to_bytes(2, "little") + end for sender in senders)
+    heads = bytearray()
+    for sender in senders:
+        heads += begin
+        heads += sender.to_bytes(2, "little")
+        heads += end
+    return bytes(heads)
 
 
 def _look_closer(

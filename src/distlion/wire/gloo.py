@@ -67,6 +67,8 @@ class GlooTransfer:
         StepTimeoutError: A peer did not answer in time.
     """
 
+    is_held = False
+
     def __init__(
         self,
         link: Gloo,
@@ -100,11 +102,6 @@ class GlooTransfer:
     def process_group(self) -> dist.ProcessGroup:
         """Process group that carries it."""
         return self._link.process_group
-
-    @property
-    def is_held(self) -> bool:
-        """False, as it has begun."""
-        return False
 
     def begin(self) -> None:
         """Do nothing, as it has begun."""
@@ -226,24 +223,25 @@ class Gloo:
         return torch.empty(shape, dtype=torch.uint8, device=self.wire_device)
 
     def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> Transfer:
-        if not self._shares or chunks[0].nbytes > MOST_BYTES_AT_ONCE:
+        is_small = chunks.nbytes <= self.n_members * MOST_BYTES_AT_ONCE
+        if not (self._shares and is_small and chunks.dtype == torch.uint8):
             return self._send_to_all(out, chunks, step=step)
         shared = self._shared
         if shared is None or not shared.is_held:
             self._shared = shared = SharedTransfer(partial(self._send_to_all, step=step))
         shared.add(out, chunks)
-        if shared.is_full:
-            shared.begin()
         return shared
 
     def _send_to_all(
         self, out: Tensor, chunks: Tensor, *, step: int | None, n_parts: int = 1
     ) -> GlooTransfer:
-        self._meet(chunks[0].nbytes, step=step)
+        n_bytes = chunks.nbytes // self.n_members
+        if n_bytes >= LEAST_BYTES_TO_MEET and not self.n_under_way:
+            self._meet(step=step)
         peers = self.n_members - 1
-        n_bytes = peers * chunks[0].nbytes
-        sent = ByteCount(n_bytes, n_bytes, n_parts * peers)
-        return self._begin_all_to_all(out, chunks, sent, step=step)
+        start = partial(self.process_group.alltoall_base, out, chunks, [], [])
+        sent = ByteCount(peers * n_bytes, peers * n_bytes, n_parts * peers)
+        return GlooTransfer(self, start, sent, step=step, what="all-to-all")
 
     def all_to_all_parts(
         self, out: Tensor, parts: Tensor, sizes: list[int], *, step: int | None, what: str
@@ -255,19 +253,14 @@ class Gloo:
         if self.gathers_at_once(chunk.nbytes):
             chunks = chunk.expand(self.n_members, -1).contiguous()
             return self.all_to_all(out, chunks, step=step)
-        self._meet(chunk.nbytes, step=step)
+        if chunk.nbytes >= LEAST_BYTES_TO_MEET and not self.n_under_way:
+            self._meet(step=step)
         peers = self.n_members - 1
         start = partial(self.process_group._allgather_base, out.view(-1), chunk)
         sent = ByteCount(peers * chunk.nbytes, peers * chunk.nbytes, peers)
         return GlooTransfer(self, start, sent, step=step, what="all-gather")
 
-    def _begin_all_to_all(
-        self, out: Tensor, chunks: Tensor, sent: ByteCount, *, step: int | None
-    ) -> GlooTransfer:
-        start = partial(self.process_group.alltoall_base, out, chunks, [], [])
-        return GlooTransfer(self, start, sent, step=step, what="all-to-all")
-
-    def _meet(self, chunk_bytes: int, *, step: int | None) -> None:
+    def _meet(self, *, step: int | None) -> None:
         """Wait for all members before a large transfer, if nothing else is under way.
 
         Gloo lets a worker send before it announces that it is ready to receive. Of two workers, the
@@ -275,12 +268,11 @@ class Gloo:
         its bytes, and the other's bytes would have to wait. So each member first sends a byte to
         the others; like Gloo's own messages it is not counted.
         """
-        if chunk_bytes < LEAST_BYTES_TO_MEET or self.n_under_way:
-            return
         heard, said = (
             torch.zeros(self.n_members, 1, dtype=torch.uint8, device="cpu") for _ in range(2)
         )
-        self._begin_all_to_all(heard, said, ByteCount(), step=step).wait()
+        start = partial(self.process_group.alltoall_base, heard, said, [], [])
+        GlooTransfer(self, start, ByteCount(), step=step, what="all-to-all").wait()
 
     def gathers_at_once(self, chunk_bytes: int) -> bool:
         """Return whether an all-gather sends to all members at once, not along a ring.

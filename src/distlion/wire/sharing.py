@@ -27,6 +27,10 @@ class SharedTransfer:
 
     Args:
         start: Function that starts one all-to-all for all of them.
+
+    Attributes:
+        is_held: Whether it has not begun.
+        n_bytes: Bytes for one member so far.
     """
 
     def __init__(self, start: StartAllToAll) -> None:
@@ -34,26 +38,20 @@ class SharedTransfer:
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._out = torch.zeros(0, dtype=torch.uint8, device="cpu")
         self._transfer: Transfer | None = None
-        self._has_ended = False
-
-    @property
-    def is_held(self) -> bool:
-        """True before it begins."""
-        return self._transfer is None
-
-    @property
-    def is_full(self) -> bool:
-        """True if enough bytes wait for one member."""
-        return sum(chunks[0].nbytes for _, chunks in self._parts) >= MOST_BYTES_TO_SHARE
+        self.is_held, self._has_ended, self.n_bytes = True, False, 0
 
     def add(self, out: Tensor, chunks: Tensor) -> None:
         """Add an all-to-all, before it begins; ``out`` and ``chunks`` are (n_members, n) uint8."""
         self._parts.append((out, chunks))
+        self.n_bytes += chunks.shape[1]
+        if self.n_bytes >= MOST_BYTES_TO_SHARE:
+            self.begin()
 
     def begin(self) -> None:
         """Send all of them; once is enough."""
-        if self._transfer is not None:
+        if not self.is_held:
             return
+        self.is_held = False
         (self._out, chunks), *more = self._parts
         if more:
             chunks = torch.cat([chunks for _, chunks in self._parts], dim=1)
