@@ -13,6 +13,7 @@
 #include "core.hpp"
 #include "python_feedback.hpp"
 #include "python_frames.hpp"
+#include "python_makes.hpp"
 #include "python_votes.hpp"
 
 namespace {
@@ -387,6 +388,9 @@ NB_MODULE(_cpu, m) {
     m.def("instruction_sets", &name_instruction_sets,
           "Names of the instruction sets that this machine runs, the plainest first.");
     nb::class_<SegmentTable>(m, "SegmentTable", "The segments of a bucket, read once for several ops.");
+    nb::class_<Makes>(m, "Makes", "The makes of tensors, to compare others with in one call.")
+        .def(nb::init<nb::typed<nb::list, nb::object>, nb::object>(), "tensors"_a, "exchange_api"_a.none())
+        .def("fit", &Makes::fit, "tensors"_a, "may_be_none"_a);
     nb::class_<Core>(m, "Core", "The ops of contract.Kernels, for one instruction set.")
         .def(nb::init<const std::string&, nb::object>(), "instruction_set"_a, "exchange_api"_a.none())
         .def("read_segments", &Core::read_segments, "segments"_a)

@@ -62,22 +62,23 @@ struct ExchangeApi {
     int (*tensor_from_object)(void* object, nb::dlpack::dltensor* out);
 };
 
+// The table, null if there is none or one of another version.
+inline const ExchangeApi* find_exchange_api(nb::handle exchange_api) {
+    if (exchange_api.is_none()) {
+        return nullptr;
+    }
+    auto* api =
+        static_cast<const ExchangeApi*>(PyCapsule_GetPointer(exchange_api.ptr(), "dlpack_exchange_api"));
+    if (!api) {
+        throw nb::python_error();
+    }
+    return api->version.major == 1 ? api : nullptr;
+}
+
 // Reads tensors by the exchange table, a dozen nanoseconds each, or by their Python attributes.
 class TensorReader {
 public:
-    explicit TensorReader(nb::object exchange_api) {
-        if (exchange_api.is_none()) {
-            return;
-        }
-        auto* api = static_cast<const ExchangeApi*>(
-            PyCapsule_GetPointer(exchange_api.ptr(), "dlpack_exchange_api"));
-        if (!api) {
-            throw nb::python_error();
-        }
-        if (api->version.major == 1) {
-            api_ = api;
-        }
-    }
+    explicit TensorReader(nb::handle exchange_api) : api_(find_exchange_api(exchange_api)) {}
 
     TensorView read(nb::handle object, const char* what, nb::handle whose,
                     Wants wants = Wants::nothing_else) const {
@@ -169,7 +170,7 @@ private:
                ", expected a contiguous one on the CPU");
     }
 
-    const ExchangeApi* api_ = nullptr;
+    const ExchangeApi* api_;
 };
 
 }  // namespace distlion

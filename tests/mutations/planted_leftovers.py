@@ -43,6 +43,16 @@ SHARED = (
             "grad.data_ptr()",
         )
     ),
+    *(
+        Mutation(
+            f"one call for all parameters does not see: {what}", "step/param.py", *texts, INPUTS
+        )
+        for what, texts in {
+            "a negative bit": ("grad is not None and grad.is_neg()", "False"),
+            "a momentum": ("    found += momenta\n", "    found += found\n"),
+            "gradients": (" and of_grads.fit(given, may_be_none=True)", ""),
+        }.items()
+    ),
     Mutation(
         "check looks at no estimate",
         "step/param.py",

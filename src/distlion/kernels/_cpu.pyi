@@ -10,6 +10,13 @@ def instruction_sets() -> list[str]:
 class SegmentTable:
     """The segments of a bucket, read once for several ops."""
 
+class Makes:
+    """The makes of tensors, to compare others with in one call."""
+
+    def __init__(self, tensors: list[object], exchange_api: object | None) -> None: ...
+
+    def fit(self, tensors: list[object], may_be_none: bool) -> bool: ...
+
 class Core:
     """The ops of contract.Kernels, for one instruction set."""
 

@@ -21,6 +21,7 @@ from distlion.layout import Slot
 
 try:
     from distlion.kernels._cpu import Core, SegmentTable, instruction_sets
+    from distlion.kernels._cpu import Makes as Makes
 except ImportError as error:
     raise KernelBackendError(
         f"the C++ core of distlion cannot be imported ({error}); build it with 'pip install .' (or "

@@ -6,14 +6,18 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
 
 from distlion.errors import KernelBackendError
 from distlion.kernels import reference
 from distlion.kernels.contract import Kernels
+
+if TYPE_CHECKING:
+    from distlion.kernels.cpu import Makes
 
 ENVIRONMENT_VARIABLE = "DISTLION_KERNELS"
 """Variable with the wanted backend: "cpu" (C++ core), "triton", or "reference" (plain torch)."""
@@ -68,6 +72,20 @@ def _load_triton(device_type: str) -> Kernels:
             "and start again"
         )
     return cast(Kernels, gpu.TritonKernels())
+
+
+def note_makes(tensors: Sequence[Tensor]) -> Makes | None:
+    """Note dtype, device and shape of tensors, to compare others with in one call of the core.
+
+    Returns:
+        The makes; None without the core, or with a torch before 2.10, which has no table by which
+        it reads tensors.
+    """
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if table is None or os.environ.get(ENVIRONMENT_VARIABLE) == "reference":
+        return None
+    core = importlib.import_module("distlion.kernels.cpu")
+    return cast("Makes", core.Makes(list(tensors), table))
 
 
 def check_denormals(devices: Iterable[torch.device] = ()) -> None:

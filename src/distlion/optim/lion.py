@@ -18,7 +18,7 @@ from distlion.optim.saved_state import (
 from distlion.optim.state_hooks import run_hooks_of_loading
 from distlion.signals import deferred_signals
 from distlion.step.alone import gather_alone, move_alone
-from distlion.step.param import VotingParam
+from distlion.step.param import Records
 from distlion.step.shard_pieces import OwnShards
 
 
@@ -82,7 +82,7 @@ class Lion(LionBase):
     def _begin_life(self, *args: Any, **options: Any) -> None:
         super()._begin_life(*args, **options)
         self._seen: list[object] = []
-        self._moving: list[VotingParam] = []
+        self._moving = Records()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copied or pickled optimizer from what torch keeps of it."""
@@ -136,7 +136,7 @@ class Lion(LionBase):
             segments = gather_alone(params, numbers.coefficients)
         move_alone(params, segments, rounding=None)
 
-    def _list_moving(self) -> list[VotingParam]:
+    def _list_moving(self) -> Records:
         """List the parameters that move in this step, anew only where one of them has changed."""
         held = self._all_params()
         # A frozen parameter may have lost its storage; it moves only where it has a gradient.
@@ -147,11 +147,11 @@ class Lion(LionBase):
             seen += len(group["params"]), group.get("orthogonalize")
         seen += id(self.state), len(self.state)
         if seen != self._seen:
-            self._moving = [
+            self._moving = Records(
                 each
                 for each in self._list_trainable()
                 if each.param.requires_grad or each.param.grad is not None
-            ]
+            )
             for param in self._moving:
                 if "exp_avg" not in self.state[param.param]:  # it was frozen until now
                     self._create_momentum(param.param)

@@ -31,7 +31,7 @@ from distlion.step.lifecycle import Lifecycle
 from distlion.step.nodes import NodePieces
 from distlion.step.outcome import log_skip, note_overflow
 from distlion.step.overlap import Overlap
-from distlion.step.param import VotingParam
+from distlion.step.param import Records, VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.step.shard_pieces import ShardPieces
@@ -91,7 +91,7 @@ class Session:
         self.gradients = GradientWatch()
         self.use: UseWatch = UseWatch("on any worker") if earlier is None else earlier.use
         self.overlap: Overlap | None = None
-        self.params: Sequence[VotingParam] = ()
+        self.params = Records()
         self.fingerprint = Fingerprint.of_nothing()
         self.stages: list[Stage] = []
         self.n_elements = 0
@@ -211,7 +211,7 @@ class Session:
                 sent during backward.
             own: Stages that no setting asks for.
         """
-        self.params, self.fingerprint = params, fingerprint
+        self.params, self.fingerprint = Records(params), fingerprint
         self.lifecycle.is_ready = True
         self.n_elements = sum(param.slot.n_elements for param in params)
         if not self.ranks.is_alone:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from distlion.errors import SparseGradientError, StepError
 from distlion.failures import SPARSE_WORDS, Status
 from distlion.kernels.coin import Coin
@@ -84,6 +82,9 @@ def commit_alone(
     norms: list[float] = []
     if clip is not None:
         segments = clip(segments, norms.append)
+    by_kernels = _by_kernels(segments)
+    if len(by_kernels) == 1:  # two ops read them
+        segments = by_kernels[0][0].gather(segments)
     finite = check_finite(segments)
     if nonfinite == "abstain":
         finite = [is_finite and not found_inf for is_finite in finite]
@@ -102,12 +103,11 @@ def move_alone(
     params: Sequence[VotingParam], segments: Sequence[Segment], rounding: Coin | None
 ) -> None:
     """Move parameters by their own worker's directions."""
-    for kernels, positions in _by_kernels(segments):
-        plain: list[Segment] = []
-        matrices: list[Segment] = []
-        for position in positions:
-            is_matrix = segments[position].coefficients.orthogonalize
-            (matrices if is_matrix else plain).append(segments[position])
+    for kernels, own in _by_kernels(segments):
+        matrices = [segment for segment in own if segment.coefficients.orthogonalize]
+        plain = own
+        if matrices:
+            plain = [segment for segment in own if not segment.coefficients.orthogonalize]
         kernels.step_alone(plain, rounding=rounding)
         step_alone_orthogonal(kernels, matrices, rounding=rounding)
     for param, segment in zip(params, segments, strict=True):
@@ -117,21 +117,20 @@ def move_alone(
 
 def check_finite(segments: Sequence[Segment]) -> list[bool]:
     """Return for each segment whether all results of a step would be finite."""
-    finite = [True] * len(segments)
-    for kernels, positions in _by_kernels(segments):
-        flags = kernels.check_finite([segments[position] for position in positions]).tolist()
-        for index, position in enumerate(positions):
-            finite[position] = flags[index]
-    return finite
+    flags = {
+        id(segment): is_finite
+        for kernels, own in _by_kernels(segments)
+        for segment, is_finite in zip(own, kernels.check_finite(own).tolist(), strict=True)
+    }
+    return [flags[id(segment)] for segment in segments]
 
 
-def _by_kernels(segments: Sequence[Segment]) -> list[tuple[Kernels, list[int]]]:
+def _by_kernels(segments: Sequence[Segment]) -> list[tuple[Kernels, Sequence[Segment]]]:
     """Sort segments by device, so that each device takes one call."""
-    by_device: dict[torch.device, list[int]] = {}
-    last, positions = None, []
-    for position, segment in enumerate(segments):
-        device = segment.param.device
-        if device != last:
-            last, positions = device, by_device.setdefault(device, [])
-        positions.append(position)
-    return [(choose_kernels(device), positions) for device, positions in by_device.items()]
+    devices = {segment.param.device for segment in segments}
+    if len(devices) == 1:
+        return [(choose_kernels(*devices), segments)]
+    return [
+        (choose_kernels(device), [each for each in segments if each.param.device == device])
+        for device in sorted(devices, key=str)
+    ]

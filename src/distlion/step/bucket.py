@@ -21,6 +21,7 @@ from distlion.step.inputs import StepInputs
 from distlion.step.outcome import log_abstention
 from distlion.step.param import (
     GradientMark,
+    Records,
     VotingParam,
     find_changed,
     find_sparse,
@@ -113,7 +114,7 @@ class Bucket:
                 "a pattern lets every voter count one shard; expected a roster whose owners are "
                 f"its ids, not {roster}"
             )
-        self.layout, self.params, self.vote, self.pattern = layout, tuple(params), vote, pattern
+        self.layout, self.params, self.vote, self.pattern = layout, Records(params), vote, pattern
         self.device, self.kernels, self.link = device, kernels, link
         self.inside, self.matrices = inside, matrices
         self.own = self.params

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.contract import Coefficients, Segment
+from distlion.kernels.dispatch import note_makes
 from distlion.layout import Slot
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import WorkerState
+
+if TYPE_CHECKING:
+    from distlion.kernels.cpu import Makes
 
 
 def check_own_memory(param: Tensor, name: str) -> None:
@@ -394,13 +398,66 @@ def count_turns(params: Sequence[VotingParam]) -> int:
     return 1 + max((param.turn for param in params), default=0)
 
 
+class Records(tuple[VotingParam, ...]):
+    """Records of parameters that every step reads.
+
+    Attributes:
+        makes: Makes of all parameters and momenta, and of all gradients, once a step has found
+            nothing odd; None before, and where ``take_gradients`` looks at each parameter.
+    """
+
+    makes: tuple[Makes, Makes] | None = None
+
+
 def take_gradients(params: Sequence[VotingParam]) -> list[Tensor | None]:
     """Check parameters, and return the gradient of each as ``VotingParam.grad`` does.
 
-    One loop without calls takes half the time of ``VotingParam.check``, as every step checks every
-    parameter. If something is odd, ``check`` looks closer, and raises the error.
+    Every step checks every parameter: one call for all of them, if they are the ``Records`` of an
+    earlier step. If something is odd, ``VotingParam.check`` looks closer, and raises the error.
+    """
+    records = params if isinstance(params, Records) else None
+    if records is not None and records.makes is not None:
+        alike = _take_alike(records, *records.makes)
+        if alike is not None:
+            return alike
+    grads, are_plain = _take_each(params)
+    if records is not None and records.makes is None and are_plain:
+        momenta = [param.exp_avg for param in params]
+        tensors = note_makes([*(param.param for param in params), *momenta])
+        of_grads = note_makes([param.param for param in params])
+        if tensors is not None and of_grads is not None:
+            records.makes = tensors, of_grads
+    return grads
+
+
+def _take_alike(
+    params: Sequence[VotingParam], tensors: Makes, of_grads: Makes
+) -> list[Tensor | None] | None:
+    """Return the gradients, if nothing at all is odd; else None."""
+    found: list[object] = []
+    momenta: list[object] = []
+    grads: list[Tensor | None] = []
+    for param in params:
+        tensor = param.param
+        grad = tensor.grad
+        if grad is not None and grad.is_neg():
+            return None
+        found.append(tensor)
+        momenta.append(param.state.get(tensor, {}).get("exp_avg"))
+        grads.append(grad)
+    found += momenta
+    given: list[object] = list(grads)
+    is_alike = tensors.fit(found, may_be_none=False) and of_grads.fit(given, may_be_none=True)
+    return grads if is_alike else None
+
+
+def _take_each(params: Sequence[VotingParam]) -> tuple[list[Tensor | None], bool]:
+    """Return the gradients, and whether each parameter is an ordinary one, with nothing odd.
+
+    One loop without calls takes half the time of ``VotingParam.check``.
     """
     grads: list[Tensor | None] = []
+    are_plain = True
     for param in params:
         tensor, make, kept = param.param, param.make, param.kept
         grad, entry = tensor.grad, param.state.get(tensor, {})
@@ -431,9 +488,10 @@ def take_gradients(params: Sequence[VotingParam]) -> list[Tensor | None]:
             # Kernels read memory, which a negative bit inverts.
             grads.append(None if grad is None else grad.resolve_neg().contiguous())
         else:
+            are_plain = False
             param.check()
             grads.append(param.grad())
-    return grads
+    return grads, are_plain
 
 
 def _check_memory(tensor: Tensor, what: str) -> None:
