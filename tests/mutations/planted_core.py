@@ -51,16 +51,16 @@ CORE = (
     ),
     Mutation(
         "core: virtual workers' counter has heard nothing",
-        "virtual/route.py",
-        "            self._counter.hear(everything.to(self._device))\n",
-        "            self._counter.hear(0 * everything.to(self._device))\n",
+        "virtual/bucket.py",
+        "self.vote.hear(torch.stack(told).to(device))",
+        "self.vote.hear(0 * torch.stack(told).to(device))",
         ("virtual/test_cluster_equals_processes.py",),
     ),
     Mutation(
-        "core: a virtual counter forgets what it has counted",
-        "virtual/route.py",
-        "            self._counter.note()\n",
-        "            pass\n",
+        "core: virtual workers forget what they have voted",
+        "virtual/bucket.py",
+        "        self.vote.note()\n",
+        "        pass\n",
         ("virtual/test_cluster_equals_processes.py",),
     ),
     Mutation(

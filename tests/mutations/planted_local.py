@@ -99,9 +99,9 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "the outer momentum of virtual workers moves a parameter that nobody votes on",
-        "virtual/route.py",
-        "for param, n_votes in voted if n_votes]",
-        "for param, n_votes in voted if n_votes >= 0]",
+        "step/bucket.py",
+        "[param.position for param, n_votes in present if n_votes]",
+        "[param.position for param, n_votes in present if n_votes >= 0]",
         VIRTUAL,
     ),
     Mutation(
@@ -345,8 +345,8 @@ LOCAL_STEPS = (
     Mutation(
         "a late vote of virtual workers that fails is taken",
         "virtual/local_steps.py",
-        "            self._cast(turn)\n            self._begun, self._begun_turn = begun, turn",
-        "            self._begun, self._begun_turn = begun, turn\n            self._cast(turn)",
+        "            self._cast(turn)\n            self._late = late",
+        "            self._late = late\n            self._cast(turn)",
         VIRTUAL,
     ),
     Mutation(

@@ -22,8 +22,8 @@ LOCAL_PARTS = (
     Mutation(
         "coins of a part of virtual workers are numbered by all votes",
         "virtual/collection.py",
-        "self._step // layout.n_turns",
-        "self._step",
+        "self._number, turn = divmod(step, count_turns(params))",
+        "self._number, turn = step, step % count_turns(params)",
         VIRTUAL_PARTS,
     ),
     Mutation(
