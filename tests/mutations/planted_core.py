@@ -54,7 +54,7 @@ CORE = (
         "virtual/bucket.py",
         "self.vote.hear(torch.stack(told).to(device))",
         "self.vote.hear(0 * torch.stack(told).to(device))",
-        ("virtual/test_cluster_equals_processes.py",),
+        ("checkpoint/test_resume_virtual.py",),
     ),
     Mutation(
         "core: virtual workers forget what they have voted",

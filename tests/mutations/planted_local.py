@@ -176,7 +176,7 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a late vote that is under way is not saved",
-        "checkpoint/local.py",
+        "local/state.py",
         '"late_part": progress.turn,',
         '"late_part": None,',
         FILES,

@@ -71,8 +71,8 @@ LOCAL_PARTS = (
     Mutation(
         "a late vote on a part is taken by another",
         "checkpoint/local.py",
-        "progress._replace(turn=late,",
-        "progress._replace(turn=0,",
+        "turn=late if begun else None",
+        "turn=0 if begun else None",
         FILES,
     ),
     Mutation(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlion.checkpoint.local import LOCAL, collect_local, replace_by_common
+from distlion.checkpoint.local import LOCAL, collect_local, list_params, replace_by_common
 from distlion.checkpoint.tree import encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels.dispatch import choose_kernels
@@ -113,11 +113,6 @@ def collect(
     return Contents(
         optimizer.committed_step, entries, frozenset(replicated), tree, tensors, momenta
     )
-
-
-def list_params(optimizer: VotingBase) -> list[Tensor]:
-    """List an optimizer's parameters in group order."""
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _strip_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
-from distlion.checkpoint.contents import list_params
 from distlion.checkpoint.identity import list_loaded, note_loaded, read_newest
-from distlion.checkpoint.local import list_changing, take_apart
+from distlion.checkpoint.local import list_changing, list_params, take_apart
 from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange, check_world_change
 from distlion.checkpoint.save import finish_pending, ownership_of

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.errors import CheckpointError
 from distlion.local.inner_optimizers import InnerOptimizers, check_owners
 from distlion.local.local_steps import LocalSteps
-from distlion.local.state import check_schedule
+from distlion.local.state import check_shapes, export_progress, parse_progress
 from distlion.local.votes import Progress
 from distlion.optim.base import VotingBase
+from distlion.optim.saved_groups import check_division
 
 LOCAL = "local"
 """Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
@@ -34,9 +36,9 @@ def take_apart(optimizer: Any) -> tuple[Any, LocalSteps | None]:
     return optimizer, None
 
 
-def describe_local(local: LocalSteps) -> str:
-    """Describe a worker's place in its period, which must be equal on all."""
-    return local.progress.describe()
+def list_params(optimizer: Optimizer) -> list[Tensor]:
+    """List an optimizer's parameters in group order."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
@@ -77,7 +79,7 @@ def collect_local(
         CheckpointError: The inner state holds values that cannot be saved.
     """
     inner = local.inner.state_dict()
-    params = [param for group in local.param_groups for param in group["params"]]
+    params = list_params(local)
     moving = dict(local.list_pairs())
     rows = {
         f"{LOCAL}.{index}": param.detach() for index, param in enumerate(params) if param in moving
@@ -97,11 +99,7 @@ def collect_local(
             else:
                 rest[index][key] = {"value": value}
     tree = {
-        "every": local.every,
-        "parts": local.parts,
-        "local_step": progress.calls,
-        "steps_since_vote": list(progress.since),
-        "late_part": progress.turn,
+        **export_progress(progress, local.schedule),
         "outer_momentum": [each.detach() for each in local.outer_buffers],
         "state": rest,
         "groups": inner["param_groups"],
@@ -132,7 +130,7 @@ class ParsedLocal:
 
     def apply(self, local: LocalSteps) -> None:
         """Overwrite all of it; the common point has been loaded before."""
-        params = [param for group in local.param_groups for param in group["params"]]
+        params = list_params(local)
         with torch.no_grad():
             for index, value in self.own.items():
                 params[index].copy_(value)
@@ -163,19 +161,22 @@ def parse_local(
             "LocalSteps. Load it into the optimizer that saved it"
         )
     saved = decode_tree(tree[LOCAL], read)
-    _check(saved, local)
+    progress = parse_progress(saved, local.schedule, "the checkpoint")
+    check_shapes("outer_momentum", saved["outer_momentum"], local.outer_buffers)
+    check_owners(local.inner, saved["groups"])
+    check_division(saved["groups"], local.param_groups)
     own: dict[int, Tensor] = {}
-    begun: dict[Tensor, Tensor] = {}
+    begun: dict[Tensor, Any] = {}
     state: dict[Any, dict[str, Any]] = {}
-    moving, late = dict(local.list_pairs()), saved["late_part"]
+    moving, late = dict(local.list_pairs()), progress.turn
     voting = dict(local.list_pairs(late)) if late is not None else {}
-    params = [param for group in local.param_groups for param in group["params"]]
+    params = list_params(local)
     for index, param in enumerate(params):
         value = build(f"{LOCAL}.{index}", param.shape) if param in moving else None
         if value is not None:
             own[index] = value
             if param in voting:
-                begun[param] = _build(f"{BEGUN}.{index}", param.shape, build)
+                begun[param] = build(f"{BEGUN}.{index}", param.shape)
     for index, entry in saved["state"].items():
         state[index] = {}
         for key, found in entry.items():
@@ -186,31 +187,7 @@ def parse_local(
             state[index][key] = value
     inner = {"state": state, "param_groups": saved["groups"]}
     # A worker that begins anew at the common point has nothing to take.
-    progress = Progress(saved["local_step"], saved["steps_since_vote"])
-    if begun:
-        progress = progress._replace(turn=late, begun=[begun[param] for param in voting])
+    progress = progress._replace(
+        turn=late if begun else None, begun=[begun[param] for param in voting if begun]
+    )
     return ParsedLocal(own, progress, inner, saved["outer_momentum"])
-
-
-def _build(name: str, shape: torch.Size, build: Build) -> Tensor:
-    value = build(name, shape)
-    assert value is not None  # like its other rows
-    return value
-
-
-def _check(saved: Mapping[str, Any], local: LocalSteps) -> None:
-    check_schedule(saved, local.schedule, "the checkpoint")
-    shapes = [each.shape for each in local.outer_buffers]
-    if [each.shape for each in saved["outer_momentum"]] != shapes:
-        raise CheckpointError(
-            "the outer momentum that was saved does not fit this optimizer's. Expected the same "
-            "outer step. Make the optimizer with the saved outer_momentum"
-        )
-    check_owners(local.inner, saved["groups"])
-    present = [len(group["params"]) for group in local.param_groups]
-    then = [len(group["params"]) for group in saved["groups"]]
-    if then != present:
-        raise CheckpointError(
-            f"the inner optimizer was saved with groups of {then} parameters, and this one's hold "
-            f"{present}. Expected the same. Make it with the groups that were saved"
-        )

@@ -17,10 +17,9 @@ from distlion.checkpoint.contents import (
     describe_layout,
     digest_entries,
     digest_layout,
-    list_params,
 )
 from distlion.checkpoint.folder import find_checkpoint
-from distlion.checkpoint.local import ParsedLocal, parse_local
+from distlion.checkpoint.local import ParsedLocal, list_params, parse_local
 from distlion.checkpoint.manifest import Manifest, read_manifest
 from distlion.checkpoint.remap import Share, WorldChange, mix_momenta, share_out
 from distlion.checkpoint.schedule import check_schedule
@@ -267,7 +266,7 @@ class Reader:
         """Return the start value of a per-worker tensor for the workers of this process."""
         rows = []
         for shares in self._shares.values():
-            momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]
+            momenta = [self._join(self._momenta[voter], name, shape, dtype) for voter, _ in shares]
             rows.append(
                 mix_momenta(momenta, shares)
                 if shares
@@ -278,20 +277,18 @@ class Reader:
     def _build_own(self, name: str, shape: torch.Size) -> Tensor | None:
         """Return the start value of a per-rank tensor, which each rank of a node has too."""
         (shares,) = self._shares.values()
-        size = self.manifest.node_size
         place = self._ownership.workers[0] % self._ownership.node_size
-        rows = [self._momenta[voter][min(place, size - 1)].read(name) for voter, _ in shares]
-        for row in rows:
-            if row.shape != shape:
-                raise CheckpointError(
-                    f"{self.folder}: {name} has the shape {tuple(row.shape)}; expected "
-                    f"{tuple(shape)}, as the parameter"
-                )
+        last = min(place, self.manifest.node_size - 1)
+        rows = [
+            self._join(self._momenta[voter][last : last + 1], name, shape, None)
+            for voter, _ in shares
+        ]
         return mix_momenta(rows, shares) if shares else None
 
-    def _join(self, voter: int, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
-        """Assemble a voter's tensor: each rank of a node has a piece of it."""
-        files = self._momenta[voter]
+    def _join(
+        self, files: Sequence[TensorFile], name: str, shape: torch.Size, dtype: str | None
+    ) -> Tensor:
+        """Assemble a tensor of which each file has a piece, as each rank of a node does."""
         whole = torch.cat([file.read(name).reshape(-1) for file in files])
         what = name.replace("exp_avg.", "momentum ")
         if whole.numel() != shape.numel():

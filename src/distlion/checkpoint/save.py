@@ -16,7 +16,7 @@ from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import Contents, collect, digest_entries
 from distlion.checkpoint.folder import prune
 from distlion.checkpoint.identity import agree_on_identity, list_loaded
-from distlion.checkpoint.local import describe_local, take_apart
+from distlion.checkpoint.local import take_apart
 from distlion.checkpoint.manifest import read_manifest
 from distlion.checkpoint.tensor_file import warn_if_unreadable
 from distlion.checkpoint.writer import Writer
@@ -160,7 +160,7 @@ def save_checkpoint(
             ownership.open_channel(async_), process=ownership.process, call=CALL
         )
         if local is not None:
-            barrier.compare(describe_local(local), "local steps")
+            barrier.compare(local.progress.describe(), "local steps")
         shared = _find_shared(barrier, contents)
         if async_:
             contents, problem = attempt(contents.snapshot)
