@@ -70,7 +70,7 @@ LOCAL_PARTS = (
     ),
     Mutation(
         "a late vote on a part is taken by another",
-        "checkpoint/local.py",
+        "checkpoint/contents.py",
         "turn=late if begun else None",
         "turn=0 if begun else None",
         FILES,
