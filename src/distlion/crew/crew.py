@@ -50,7 +50,7 @@ class Crew:
         max_workers: Most workers that train.
         run_id: Name of the run; runs with different names may share a store.
         secret: Secret of this run's workers; None: DISTLION_CREW_SECRET. It signs the data in the
-            store. Without a secret, anyone who reaches the store can run code here.
+            store. Without a secret, anyone who reaches the store can join the run.
         newcomers: A newcomer's first momentum: "zeros", the one of the "donor" that gives it its
             parameters, or the "mean" of all others.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
@@ -99,7 +99,7 @@ class Crew:
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
         if not secret:
             logger.warning(
-                "the crew has no secret: anyone who reaches %s can run code on all workers; set %s "
+                "the crew has no secret: anyone who reaches %s can change its weights; set %s "
                 "to the same random words on all of them",
                 endpoint,
                 SECRET_VARIABLE,

@@ -1,12 +1,12 @@
 """Epochs: a roster of workers, decided once for all of them, and the process group made for it.
 
-    round ──members──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► round
+    all ask ──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► all ask
 
-The workers of a round of the rendezvous tell each other their state, and are ordered alike: the
-most advanced first. If one of them is lost, the others have agreed on which (``PeerWatch``). If one
-asks to be let in, all have left the epoch at the same step. So the remaining members decide on the
-next epoch among themselves, in milliseconds, and again if it could not be formed. If they are too
-few, they go back to the rendezvous, which takes seconds.
+The members of an epoch are ordered alike on all of them: the most advanced first. If one is lost,
+the others have agreed on which (``PeerWatch``). If one asks to be let in, all have left the epoch
+at the same step. So the remaining members decide on the next epoch among themselves, in
+milliseconds, and again if it could not be formed. If they are too few, they ask, as workers from
+outside do. Where nobody trains, the workers that ask decide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,9 +24,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.admission import answer, list_ready
-from distlion.crew.member import STRANGER, Member
-from distlion.crew.rendezvous import FormingError, MissingError, OthersTrainError, Rendezvous
+from distlion.crew.admission import Ask, answer, list_ready
+from distlion.crew.member import Member
+from distlion.crew.rendezvous import FormingError, MissingError, Rendezvous
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 from distlion.votes.roster import Roster
@@ -37,8 +37,6 @@ logger = logging.getLogger("distlion")
 
 QUICK_S = 1.5
 """Seconds that the members of an epoch wait for each other once they know that it has ended."""
-FACTS_S = 10.0
-"""Seconds that the workers of a round wait for each other's state."""
 CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
 """Seconds for connections, and more for each member. All are ready at the start, so a longer wait
 is for a member that has died meanwhile."""
@@ -127,84 +125,34 @@ def take_id(store: SignedStore) -> int:
     return store.add(_IDS, 1) - 1
 
 
-def meet(
-    rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float, last: int
-) -> Epoch:
-    """Form an epoch of all workers that come to the next round of the rendezvous.
+def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: int) -> None:
+    """Decide on an epoch of workers that ask, where nobody trains, and answer them.
+
+    The most advanced worker's parameters and settings count. Before the first epoch all are taken,
+    and the handshake reports differences. Newcomers alone do not begin while others that have
+    trained live.
 
     Args:
         rendezvous: The rendezvous.
-        own: This worker.
+        asks: The workers that are there.
         min_workers: Fewest workers that train.
-        limit_s: Seconds to wait for them.
-        last: The number of the last epoch that had begun, as this worker knows.
-
-    Raises:
-        TooFewError: They did not come in time, or others train.
-        FormingError: A worker that came is gone again, or cannot take part.
-        CrewError: As ``Rendezvous.join``; or the others train with other settings than this worker.
     """
-    found = rendezvous.join(limit_s, last)
-    try:
-        found.store.set(f"member/{found.place}", json.dumps(own.describe()))
-        keys = [f"member/{place}" for place in range(found.size)]
-        _await(found.store, keys, FACTS_S)
-        members = _read_members(found.store, keys, own)
-        if found.place == 0:
-            number = 0 if _are_outside(rendezvous, members) else rendezvous.store.add(_EPOCHS, 1)
-            found.store.set("epoch", str(number))
-        _await(found.store, ["epoch"], FACTS_S)
-        number = found.store.read("epoch", int)
-    except CrewError:
-        raise
-    except RuntimeError as error:
-        raise FormingError(str(error)) from error
-    if not number:
-        raise OthersTrainError("others train, and have not let these workers in")
-    members = leave_out_strangers(members, own)
-    if len(members) < min_workers:
-        raise FormingError("too few workers are left with the same settings")
-    return _make(rendezvous.store, number, members, own)
+    first = max((each.member for each in asks), key=lambda member: member.progress)
+    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
+        return
+    alike = [each for each in asks if not first.epoch or each.member.settings == first.settings]
+    answer(rendezvous.store, [each for each in asks if each not in alike], {})
+    if len(alike) >= min_workers:
+        advanced = sorted(alike, key=lambda each: each.member.progress, reverse=True)
+        chosen = advanced[: rendezvous.count_places(0)]
+        members = [each.member.describe() for each in chosen]
+        answer(rendezvous.store, chosen, _make_decision(rendezvous, members, []))
 
 
-def _read_members(store: SignedStore, keys: Collection[str], own: Member) -> list[Member]:
-    """Read the workers of a round; one that has trained leaves out those that it cannot read.
-
-    Raises:
-        CrewError: A worker that has not trained cannot read one.
-    """
-    members = []
-    for key in keys:
-        try:
-            members.append(store.read(key, Member.parse))
-        except CrewError as error:
-            if own.epoch == 0:
-                raise
-            logger.warning("a worker of this round is left out: %s", error)
-    return members
-
-
-def _are_outside(rendezvous: Rendezvous, members: Collection[Member]) -> bool:
-    """Return True if all are new and others that have trained live, so that they must not begin."""
-    are_new = all(member.epoch == 0 for member in members)
-    return are_new and rendezvous.find_last_begun() > 0 and rendezvous.is_somebody_alive()
-
-
-def leave_out_strangers(members: list[Member], own: Member) -> list[Member]:
-    """Exclude workers whose parameters or settings differ from those that train.
-
-    Before the first epoch all are kept, and the handshake reports differences.
-
-    Raises:
-        CrewError: This worker is left out.
-    """
-    first = max(members, key=lambda member: member.progress)
-    alike = [member for member in members if member.settings == first.settings]
-    if first.epoch == 0:
-        return members
-    if own not in alike:
-        raise CrewError(STRANGER)
-    return alike
+def _make_decision(
+    rendezvous: Rendezvous, members: list[dict[str, Any]], guests: list[int]
+) -> dict[str, Any]:
+    return {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members, "guests": guests}
 
 
 def follow(
@@ -270,8 +218,7 @@ def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]
     asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
     members = [*records, *(each.member.describe() for each in asks)]
     guests = [each.member.id for each in asks]
-    number = rendezvous.store.add(_EPOCHS, 1)
-    decision = {"epoch": number, "members": members, "guests": guests}
+    decision = _make_decision(rendezvous, members, guests)
     proposal = json.dumps(decision)
     if before.store.compare_set(_DECISION, "", proposal) == proposal:
         answer(rendezvous.store, asks, decision)
@@ -294,41 +241,17 @@ def call_roll(epoch: Epoch) -> None:
         raise MissingError([ids.index(each) for each in found])
 
 
-def is_left_out(before: Epoch, own: Member) -> bool:
-    """Return whether this worker's last fellow members have decided on an epoch without it."""
-    if not before.store.check([_DECISION]):
-        return False
-    records = before.store.read(_DECISION, json.loads)["members"]
-    return own.id not in [record["id"] for record in records]
-
-
 def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
     """Make the epoch of a decision; return None if this worker is not in it."""
-    members = [Member(**record) for record in decision["members"]]
-    if own.id not in [member.id for member in members]:
+    found = [Member(**record) for record in decision["members"]]
+    members = sorted(found, key=lambda member: (*[-each for each in member.progress], member.id))
+    ids = [member.id for member in members]
+    if own.id not in ids:
         return None
-    return _make(rendezvous.store, decision["epoch"], members, own, decision["guests"])
-
-
-def _make(
-    store: SignedStore,
-    number: int,
-    members: list[Member],
-    own: Member,
-    guests: Collection[int] = (),
-) -> Epoch:
-    ordered = sorted(members, key=lambda member: (*[-each for each in member.progress], member.id))
-    place = [member.id for member in ordered].index(own.id)
-    ranks = tuple(rank for rank, member in enumerate(ordered) if member.id in guests)
-    return Epoch(number, tuple(ordered), place, store.at(f"epoch {number}"), ranks)
-
-
-def _await(store: SignedStore, keys: list[str], limit_s: float) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not store.check(keys):
-        if time.monotonic() > deadline_s:
-            raise FormingError("a worker left the rendezvous; the epoch is formed again")
-        time.sleep(_POLL_S)
+    number, guests = decision["epoch"], decision["guests"]
+    ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
+    store = rendezvous.store.at(f"epoch {number}")
+    return Epoch(number, tuple(members), ids.index(own.id), store, ranks)
 
 
 def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:

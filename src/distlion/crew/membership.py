@@ -7,21 +7,14 @@ import time
 import weakref
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 
 from torch.distributed import DistError
 
 from distlion.crew.admission import ask
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
-from distlion.crew.epoch import (
-    QUICK_S,
-    Epoch,
-    follow,
-    is_left_out,
-    meet,
-    read_decision,
-    take_id,
-)
+from distlion.crew.epoch import QUICK_S, Epoch, decide_among, follow, read_decision, take_id
 from distlion.crew.lookout import Lookout
 from distlion.crew.member import Member, describe_self
 from distlion.crew.patience import Patience
@@ -71,7 +64,7 @@ class Membership:
         self.patience = Patience(wait_timeout_s)
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
-        self._tried, self._others_until_s = set[int](), 0.0
+        self._others_until_s = 0.0
         self._lookout = Lookout(rendezvous, self.id)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
@@ -115,7 +108,7 @@ class Membership:
     def find_next(
         self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
     ) -> Epoch:
-        """Find the next epoch: among survivors, by asking the members, or at the rendezvous.
+        """Find the next epoch: among survivors, or by asking to be let in.
 
         Args:
             own: This worker.
@@ -124,8 +117,7 @@ class Membership:
 
         Raises:
             CrewError: The store is gone, or the others train with other settings than this worker.
-            TooFewError: Too few came to the rendezvous in time.
-            FormingError: A worker that came to it is gone again.
+            TooFewError: Nobody trains, and too few came in time.
         """
         before, self._previous, found = self._previous, None, None
         # Members that fail twice may reach the store but not each other, and then need others.
@@ -140,37 +132,38 @@ class Membership:
                 until_s=patience_s + max(time.monotonic(), self._others_until_s),
             )
         if found is None:
-            found, last = self._ask(own, before)
-        if found is None:
-            logger.info("worker %d waits for %d workers or more", self.id, self.min_workers)
-            limit_s, least = self.patience.next_wait_s(), self.min_workers
-            found = meet(self.rendezvous, own, min_workers=least, limit_s=limit_s, last=last)
+            found = self._ask(own)
         self._previous = found
-        self._tried.add(found.number)
         self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
 
-    def _ask(self, own: Member, before: Epoch | None) -> tuple[Epoch | None, int]:
-        """Ask the members to let this worker in, if others have begun an epoch without it.
-
-        Returns:
-            The epoch, and the number of the last one begun: a later one ends the wait for a round.
+    def _ask(self, own: Member) -> Epoch:
+        """Ask the members to let this worker in; where nobody trains, begin with others that ask.
 
         Raises:
-            CrewError: They train with other settings.
+            CrewError: They train with other settings, or the store is gone.
+            TooFewError: Too few came in time.
         """
-        last = 0
-        with suppress(DistError):  # a store that is gone is noticed where it is needed
-            last = self.rendezvous.find_last_begun()
-            is_outside = last > own.epoch and last not in self._tried
-            if is_outside or (before is not None and is_left_out(before, own)):
+        rendezvous, least = self.rendezvous, self.min_workers
+        try:
+            if rendezvous.find_last_begun() > own.epoch:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
-                logger.info("worker %d asks the members to let it in", self.id)
-                decision = ask(self.rendezvous.store, own)
-                if decision is not None:
-                    return read_decision(self.rendezvous, decision, own), last
-        return None, last
+            logger.info("worker %d asks to be let in, or waits for %d workers", self.id, least)
+            decision = ask(
+                rendezvous,
+                own,
+                min_workers=least,
+                limit_s=self.patience.find_left_s(),
+                decide=partial(decide_among, rendezvous, min_workers=least),
+            )
+            found = read_decision(rendezvous, decision, own)
+        except CrewError:
+            raise
+        except RuntimeError as error:
+            raise rendezvous.make_gone_error(error) from error
+        assert found is not None  # only workers in it are answered
+        return found
 
     def enter(self, epoch: Epoch, *, seconds: float, settings: Settings) -> None:
         """Note that an epoch was formed, and log the members that left or came, with reasons.
@@ -183,7 +176,6 @@ class Membership:
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
         self.patience.rest()
-        self._tried.clear()
         self._lookout.watch(
             epoch,
             longest_operation_s=settings.group_timeout_s,
@@ -210,6 +202,5 @@ class Membership:
             turn = store.add(_TURNS, 0)
             if ids[-1 - turn % len(ids)] == self.id:
                 logger.warning("worker %d lets others form an epoch for %g s", self.id, seconds)
-                self.rendezvous.leave()
                 self.ended.wait(seconds)
                 store.add(_TURNS, 1)
