@@ -15,11 +15,10 @@ import pytest
 import torch.distributed as dist
 
 from crews import await_true
-from distlion.crew import admission, epoch, lifeline, lookout
+from distlion.crew import admission, epoch, lifeline, lookout, membership
 from distlion.crew.admission import Ask, ask, list_asks
-from distlion.crew.epoch import Epoch, decide_among
-from distlion.crew.member import Member
-from distlion.crew.rendezvous import TooFewError
+from distlion.crew.epoch import Epoch, Member, TooFewError
+from distlion.crew.membership import decide_among
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 
@@ -80,10 +79,10 @@ def test_who_asks_is_let_in_by_the_first_to_decide_and_by_nobody_else() -> None:
     store = make_store()
     before, records = make_epoch(store, 0, 1), [{"id": 0}, {"id": 1}]
     first = put_ask(store, 1, make_member(7, epoch=0), is_ready=True)
-    epoch._decide(make_rendezvous(store), before, records)
+    membership._decide(make_rendezvous(store), before, records)
     assert list_asks(store) == []
     second = put_ask(store, 2, make_member(8, epoch=0), is_ready=True)
-    epoch._decide(make_rendezvous(store), before, records)
+    membership._decide(make_rendezvous(store), before, records)
     assert store.check([first.answer])
     assert not store.check([second.answer])
     assert list_asks(store) == [second]
@@ -106,8 +105,8 @@ def test_only_who_is_ready_alike_and_has_a_place_is_let_in(
     before, own = make_epoch(store, 0, 1), make_member(0)
     records = [vars(member) for member in before.members]
     rendezvous = make_rendezvous(store, places)
-    epoch._decide(rendezvous, before, records)
-    found = epoch.follow(rendezvous, before, own, (), min_workers=2, until_s=0)
+    membership._decide(rendezvous, before, records)
+    found = membership.follow(rendezvous, before, own, (), min_workers=2, until_s=0)
     assert found is not None
     assert [found.members[rank].id for rank in found.guests] == let_in
     assert sorted(member.id for member in found.members) == [0, 1, *let_in]
@@ -218,7 +217,7 @@ def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.Mo
     # It may answer while it is looked for, and is then not new in the next look.
     assert any(wanted[1:])
     assert asking.is_alive()
-    epoch._decide(make_rendezvous(store), members, [vars(each) for each in members.members])
+    membership._decide(make_rendezvous(store), members, [vars(each) for each in members.members])
     asking.join()
     assert [record["id"] for record in found[0]["members"]] == [0, 1, 7]
     look.ended.set()

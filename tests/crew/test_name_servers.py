@@ -31,15 +31,16 @@ keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 assert "listens" in keeper.stdout.readline()
 from functools import partial
 from distlion.crew.admission import ask
-from distlion.crew.epoch import decide_among, read_decision, take_id
-from distlion.crew.member import describe_self
-from distlion.crew.rendezvous import Rendezvous
+from distlion.crew.membership import decide_among, read_decision
+from distlion.crew.epoch import take_id
+from distlion.crew.epoch import Member
+from distlion.crew.store import Rendezvous
 def connect():
     numbers = {"min_workers": 2, "max_workers": 2}
     return Rendezvous("127.0.0.1:29400", run_id="run", secret="secret", **numbers)
 ends, places = [connect(), connect()], []
 def join(end):
-    member = describe_self(take_id(end.store), epoch=0, step=0, calls=0, settings=0)
+    member = Member(take_id(end.store), 0, 0, 0, "host", 0)
     decide = partial(decide_among, end, min_workers=2)
     found = ask(end, member, min_workers=2, limit_s=60, decide=decide)
     places.append(read_decision(end, found, member).place)

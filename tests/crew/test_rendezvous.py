@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from crews import host_store
 from distlion.crew import carried
-from distlion.crew.rendezvous import FormingError, Rendezvous
-from distlion.crew.store import SignedStore
+from distlion.crew.epoch import FormingError
+from distlion.crew.store import Rendezvous, SignedStore
 from distlion.errors import CrewError
 
 

@@ -133,7 +133,7 @@ LOCAL_PARTS = (
     ),
     Mutation(
         "a worker of a crew that missed a vote which all gave up is taken to be where they are",
-        "crew/member.py",
+        "crew/epoch.py",
         "return self.epoch, self.step, self.calls",
         "return self.epoch, self.step, 0",
         BEHIND,

@@ -20,9 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distlion.crew.member import STRANGER, Member
-from distlion.crew.rendezvous import Rendezvous, TooFewError
-from distlion.crew.store import SignedStore
+from distlion.crew.epoch import STRANGER, Member, TooFewError
+from distlion.crew.store import Rendezvous, SignedStore
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")

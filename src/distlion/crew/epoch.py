@@ -1,12 +1,6 @@
-"""Epochs: a roster of workers, decided once for all of them, and the process group made for it.
+"""Epochs: the members between two changes, and the process group made for them.
 
-    all ask ──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► all ask
-
-The members of an epoch are ordered alike on all of them: the most advanced first. If one is lost,
-the others have agreed on which (``PeerWatch``). If one asks to be let in, all have left the epoch
-at the same step. So the remaining members decide on the next epoch among themselves, in
-milliseconds, and again if it could not be formed. If they are too few, they ask, as workers from
-outside do. Where nobody trains, the workers that ask decide.
+The members are ordered alike on all of them, the most advanced first.
 """
 
 from __future__ import annotations
@@ -15,23 +9,60 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.admission import Ask, answer, list_ready
-from distlion.crew.member import Member
-from distlion.crew.rendezvous import FormingError, MissingError, Rendezvous
 from distlion.crew.store import SignedStore
-from distlion.errors import CrewError
 from distlion.votes.roster import Roster
 from distlion.wire.groups import drop_store, keep, keep_store
 from distlion.wire.watch import watch_peers
+
+STRANGER = (
+    "the crew trains with other settings, other parameters or another version of distlion than "
+    "this worker; start it with the same script as the others"
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker of a crew.
+
+    Attributes:
+        id: Its unique number.
+        epoch: The last epoch that it completed; 0 for a newcomer.
+        step: Number of steps in its parameters.
+        calls: Number of its local steps; 0 where every step is a vote.
+        settings: Digest of its parameters' kinds and of its settings.
+        host: Its host, for logs.
+        pid: Its process number there.
+    """
+
+    id: int
+    epoch: int
+    step: int
+    settings: int
+    host: str
+    pid: int
+    calls: int = 0
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Its progress, for comparison: a later epoch wins, whatever the step."""
+        return self.epoch, self.step, self.calls
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in the form that the store keeps."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"worker {self.id} ({self.host}, process {self.pid})"
+
 
 logger = logging.getLogger("distlion")
 
@@ -41,7 +72,27 @@ CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
 """Seconds for connections, and more for each member. All are ready at the start, so a longer wait
 is for a member that has died meanwhile."""
 _POLL_S = 0.005
-_EPOCHS, _IDS, _DECISION, _MISSING = "epochs", "ids", "decision", "missing"
+_IDS, _MISSING = "ids", "missing"
+
+
+class FormingError(Exception):
+    """A worker was lost while an epoch was formed."""
+
+
+class TooFewError(FormingError):
+    """Too few workers came in time."""
+
+
+class MissingError(FormingError):
+    """Some members did not come to form an epoch.
+
+    Args:
+        culprits: Their ranks.
+    """
+
+    def __init__(self, culprits: Sequence[int]) -> None:
+        super().__init__(f"ranks {', '.join(map(str, culprits))} did not come")
+        self.culprits = tuple(culprits)
 
 
 @dataclass(frozen=True)
@@ -125,105 +176,6 @@ def take_id(store: SignedStore) -> int:
     return store.add(_IDS, 1) - 1
 
 
-def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: int) -> None:
-    """Decide on an epoch of workers that ask, where nobody trains, and answer them.
-
-    The most advanced worker's parameters and settings count. Before the first epoch all are taken,
-    and the handshake reports differences. Newcomers alone do not begin while others that have
-    trained live.
-
-    Args:
-        rendezvous: The rendezvous.
-        asks: The workers that are there.
-        min_workers: Fewest workers that train.
-    """
-    first = max((each.member for each in asks), key=lambda member: member.progress)
-    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
-        return
-    alike = [each for each in asks if not first.epoch or each.member.settings == first.settings]
-    answer(rendezvous.store, [each for each in asks if each not in alike], {})
-    if len(alike) >= min_workers:
-        advanced = sorted(alike, key=lambda each: each.member.progress, reverse=True)
-        chosen = advanced[: rendezvous.count_places(0)]
-        members = [each.member.describe() for each in chosen]
-        answer(rendezvous.store, chosen, _make_decision(rendezvous, members, []))
-
-
-def _make_decision(
-    rendezvous: Rendezvous, members: list[dict[str, Any]], guests: list[int]
-) -> dict[str, Any]:
-    return {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members, "guests": guests}
-
-
-def follow(
-    rendezvous: Rendezvous,
-    before: Epoch,
-    own: Member,
-    lost: Collection[int],
-    *,
-    min_workers: int,
-    until_s: float,
-) -> Epoch | None:
-    """Form the next epoch from the remaining members and the workers that ask to join.
-
-    The first worker to see all members decides. After a timeout the first one decides with those
-    present. Each epoch has only one successor, whoever decides. A member that comes too late asks
-    to be let in, which costs the others little.
-
-    Args:
-        rendezvous: The rendezvous; its store keeps the decision.
-        before: The epoch that is over, or could not be formed.
-        own: This worker, as it is now.
-        lost: Ids of workers known to be lost.
-        min_workers: Fewest workers that train.
-        until_s: End of the wait, by the monotonic clock.
-
-    Returns:
-        The epoch; None if too few are there, or others have decided without this worker.
-    """
-    left = [member.id for member in before.members if member.id not in lost]
-    if own.id not in left or len(left) < min_workers:
-        return None
-    store, keys = before.store, [f"next/{each}" for each in left]
-    try:
-        store.set(f"next/{own.id}", json.dumps(own.describe()))
-        while not store.check(keys) and not store.check([_DECISION]):
-            if time.monotonic() > until_s:
-                break
-            time.sleep(_POLL_S)
-        there = [key for key in keys if store.check([key])]
-        if not store.check([_DECISION]) and len(there) >= min_workers:
-            _decide(rendezvous, before, [store.read(key, json.loads) for key in there])
-        if not store.check([_DECISION]):
-            store.delete_key(f"next/{own.id}")  # later ones must not count on this worker
-            if not store.check([_DECISION]):
-                return None
-        decision = store.read(_DECISION, json.loads)
-    except CrewError:
-        raise
-    except RuntimeError:
-        return None
-    return read_decision(rendezvous, decision, own)
-
-
-def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]) -> None:
-    """Decide on the next epoch, unless it is decided; tell the workers that asked that they are in.
-
-    Args:
-        rendezvous: The rendezvous; its store holds the asks.
-        before: The epoch that is over.
-        records: The record of each worker that is there.
-    """
-    settings = before.members[before.place].settings
-    asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
-    members = [*records, *(each.member.describe() for each in asks)]
-    guests = [each.member.id for each in asks]
-    decision = _make_decision(rendezvous, members, guests)
-    proposal = json.dumps(decision)
-    if before.store.compare_set(_DECISION, "", proposal) == proposal:
-        answer(rendezvous.store, asks, decision)
-
-
 def call_roll(epoch: Epoch) -> None:
     """Wait until all members have come to form an epoch; all find the same ones missing, or none.
 
@@ -239,19 +191,6 @@ def call_roll(epoch: Epoch) -> None:
     found = json.loads(store.compare_set(_MISSING, "", json.dumps(missing)))
     if found:
         raise MissingError([ids.index(each) for each in found])
-
-
-def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
-    """Make the epoch of a decision; return None if this worker is not in it."""
-    found = [Member(**record) for record in decision["members"]]
-    members = sorted(found, key=lambda member: (*[-each for each in member.progress], member.id))
-    ids = [member.id for member in members]
-    if own.id not in ids:
-        return None
-    number, guests = decision["epoch"], decision["guests"]
-    ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
-    store = rendezvous.store.at(f"epoch {number}")
-    return Epoch(number, tuple(members), ids.index(own.id), store, ranks)
 
 
 def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:

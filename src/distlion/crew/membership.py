@@ -1,29 +1,102 @@
-"""Membership: a worker's way from one epoch to the next, and what it knows of the members."""
+"""Membership: a worker's way from one epoch to the next, and the decisions on it.
+
+    all ask ──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► all ask
+
+If a member is lost, the others have agreed on which (``PeerWatch``). If a worker asks to be let in,
+all have left the epoch at the same step. So the remaining members decide on the next epoch among
+themselves, in milliseconds, and again if it could not be formed. If they are too few, they ask, as
+workers from outside do. Where nobody trains, the workers that ask decide.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import ask
+from distlion.crew.admission import Ask, answer, ask, list_ready
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
-from distlion.crew.epoch import QUICK_S, Epoch, decide_among, follow, read_decision, take_id
+from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, take_id
 from distlion.crew.lookout import Lookout
-from distlion.crew.member import Member, describe_self
-from distlion.crew.patience import Patience
-from distlion.crew.rendezvous import Rendezvous
+from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
 from distlion.step.newcomers import Newcomers
 from distlion.step.settings import Settings
 
 logger = logging.getLogger("distlion")
+
+_POLL_S = 0.005
+_EPOCHS, _DECISION = "epochs", "decision"
+_LONGEST_PAUSE_S = 60.0
+# Longer than the others need to form an epoch.
+_PAUSE_S = 10.0
+
+
+class Patience:
+    """The patience of a worker without an epoch.
+
+    Args:
+        limit_s: Seconds until it gives up.
+
+    Attributes:
+        failures: Number of epochs in a row that failed to form with it.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.rest()
+
+    def rest(self) -> None:
+        """Note that an epoch was formed."""
+        self.failures = 0
+        self._since_s: float | None = None
+
+    def find_left_s(self) -> float:
+        """Return the time until this worker gives up; it begins with the first call."""
+        now_s = time.monotonic()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        return self._since_s + self._limit_s - now_s
+
+    def find_pause_s(self) -> float:
+        """Return the time to leave the others alone: 0 after one failure, then longer each time.
+
+        At least half of the time left remains for new attempts.
+        """
+        if self.failures < 2:
+            return 0.0
+        wanted_s: float = min(_PAUSE_S * 2 ** (self.failures - 2), _LONGEST_PAUSE_S)
+        return max(0.0, min(wanted_s, self.find_left_s() / 2))
+
+    def check(self, error: Exception) -> None:
+        """Allow another attempt after an epoch was not formed, as long as there is time.
+
+        Args:
+            error: The reason why it was not formed.
+
+        Raises:
+            CrewError: No time is left.
+        """
+        if self.find_left_s() > 0:
+            return
+        if isinstance(error, TooFewError):
+            raise CrewError(
+                f"{error} within {self._limit_s:g} s; start more of them, and resume from a "
+                "checkpoint"
+            ) from error
+        raise CrewError(
+            f"workers came to the store and not to each other for {self._limit_s:g} s ({error}); "
+            "can they connect at any port? GLOO_SOCKET_IFNAME names the interface"
+        ) from error
+
 
 _TURNS = "turns to sit out"
 
@@ -103,7 +176,7 @@ class Membership:
             calls: Number of its local steps; 0 where every step is a vote.
             settings: Digest of the settings that must be equal on all.
         """
-        return describe_self(self.id, epoch=epoch, step=step, calls=calls, settings=settings)
+        return Member(self.id, epoch, step, settings, os.uname().nodename, os.getpid(), calls)
 
     def find_next(
         self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
@@ -204,3 +277,115 @@ class Membership:
                 logger.warning("worker %d lets others form an epoch for %g s", self.id, seconds)
                 self.ended.wait(seconds)
                 store.add(_TURNS, 1)
+
+
+def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: int) -> None:
+    """Decide on an epoch of workers that ask, where nobody trains, and answer them.
+
+    The most advanced worker's parameters and settings count. Before the first epoch all are taken,
+    and the handshake reports differences. Newcomers alone do not begin while others that have
+    trained live.
+
+    Args:
+        rendezvous: The rendezvous.
+        asks: The workers that are there.
+        min_workers: Fewest workers that train.
+    """
+    first = max((each.member for each in asks), key=lambda member: member.progress)
+    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
+        return
+    alike = [each for each in asks if not first.epoch or each.member.settings == first.settings]
+    answer(rendezvous.store, [each for each in asks if each not in alike], {})
+    if len(alike) >= min_workers:
+        advanced = sorted(alike, key=lambda each: each.member.progress, reverse=True)
+        chosen = advanced[: rendezvous.count_places(0)]
+        members = [each.member.describe() for each in chosen]
+        answer(rendezvous.store, chosen, _make_decision(rendezvous, members, []))
+
+
+def _make_decision(
+    rendezvous: Rendezvous, members: list[dict[str, Any]], guests: list[int]
+) -> dict[str, Any]:
+    return {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members, "guests": guests}
+
+
+def follow(
+    rendezvous: Rendezvous,
+    before: Epoch,
+    own: Member,
+    lost: Collection[int],
+    *,
+    min_workers: int,
+    until_s: float,
+) -> Epoch | None:
+    """Form the next epoch from the remaining members and the workers that ask to join.
+
+    The first worker to see all members decides. After a timeout the first one decides with those
+    present. Each epoch has only one successor, whoever decides. A member that comes too late asks
+    to be let in, which costs the others little.
+
+    Args:
+        rendezvous: The rendezvous; its store keeps the decision.
+        before: The epoch that is over, or could not be formed.
+        own: This worker, as it is now.
+        lost: Ids of workers known to be lost.
+        min_workers: Fewest workers that train.
+        until_s: End of the wait, by the monotonic clock.
+
+    Returns:
+        The epoch; None if too few are there, or others have decided without this worker.
+    """
+    left = [member.id for member in before.members if member.id not in lost]
+    if own.id not in left or len(left) < min_workers:
+        return None
+    store, keys = before.store, [f"next/{each}" for each in left]
+    try:
+        store.set(f"next/{own.id}", json.dumps(own.describe()))
+        while not store.check(keys) and not store.check([_DECISION]):
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_POLL_S)
+        there = [key for key in keys if store.check([key])]
+        if not store.check([_DECISION]) and len(there) >= min_workers:
+            _decide(rendezvous, before, [store.read(key, json.loads) for key in there])
+        if not store.check([_DECISION]):
+            store.delete_key(f"next/{own.id}")  # later ones must not count on this worker
+            if not store.check([_DECISION]):
+                return None
+        decision = store.read(_DECISION, json.loads)
+    except CrewError:
+        raise
+    except RuntimeError:
+        return None
+    return read_decision(rendezvous, decision, own)
+
+
+def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]) -> None:
+    """Decide on the next epoch, unless it is decided; tell the workers that asked that they are in.
+
+    Args:
+        rendezvous: The rendezvous; its store holds the asks.
+        before: The epoch that is over.
+        records: The record of each worker that is there.
+    """
+    settings = before.members[before.place].settings
+    asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
+    members = [*records, *(each.member.describe() for each in asks)]
+    guests = [each.member.id for each in asks]
+    decision = _make_decision(rendezvous, members, guests)
+    proposal = json.dumps(decision)
+    if before.store.compare_set(_DECISION, "", proposal) == proposal:
+        answer(rendezvous.store, asks, decision)
+
+
+def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
+    """Make the epoch of a decision; return None if this worker is not in it."""
+    found = [Member(**record) for record in decision["members"]]
+    members = sorted(found, key=lambda member: (*[-each for each in member.progress], member.id))
+    ids = [member.id for member in members]
+    if own.id not in ids:
+        return None
+    number, guests = decision["epoch"], decision["guests"]
+    ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
+    store = rendezvous.store.at(f"epoch {number}")
+    return Epoch(number, tuple(members), ids.index(own.id), store, ranks)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distlion.crew.rendezvous import STORE_TIMEOUT_S
+from distlion.crew.store import STORE_TIMEOUT_S
 from simulation.crews.estimates import NOTHING
 from simulation.crews.plan import WAIT_S
 from simulation.crews.play import CrewOutcome
