@@ -85,8 +85,8 @@ TRAINERS = (
     Mutation(
         "refused loads: the first of two optimizers keeps what it has loaded",
         TOGETHER,
-        "                loading.take_back()\n",
-        "                pass\n",
+        "            loading.take_back(error)\n",
+        "            pass\n",
         ("checkpoint/test_together.py",),
     ),
     Mutation(

@@ -131,11 +131,6 @@ class Loading:
         self._model, self._optimizer, self._scheduler = model, votes, scheduler
         self._stack, self._on_world_change = stack, on_world_change
 
-    @property
-    def is_alone(self) -> bool:
-        """True if this process keeps the momenta of all workers."""
-        return self._ownership.n_processes == 1
-
     def check(self, find: Callable[[], Path]) -> None:
         """Check the sums of all files that the processes need; nothing is changed.
 
@@ -202,11 +197,12 @@ class Loading:
             reader.folder, manifest.step, step, manifest.workers, self._parsed.extra
         )
 
-    def take_back(self) -> None:
-        """Restore the optimizer's state from before ``apply``, on all processes."""
-        state, loaded = self._before
-        self._optimizer.load_state_dict(state)
-        note_loaded(self._optimizer, loaded)
+    def take_back(self, error: DistlionError) -> None:
+        """Restore the optimizer's state from before ``apply``, unless others may be gone."""
+        if error.is_recoverable or self._ownership.n_processes == 1:
+            state, loaded = self._before
+            self._optimizer.load_state_dict(state)
+            note_loaded(self._optimizer, loaded)
 
     def _overwrite(self) -> None:
         if self._scheduler is not None:
@@ -326,8 +322,7 @@ def _apply(loadings: Sequence[Loading]) -> None:
             applied.append(loading)
     except DistlionError as error:
         for loading in applied:
-            if error.is_recoverable or loading.is_alone:  # else others may not be there
-                loading.take_back()
+            loading.take_back(error)
         raise
 
 
@@ -347,7 +342,7 @@ def check_checkpoints(find: Callable[[], Sequence[Path]], *, on_world_change: Wo
     """
     workers = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     rank, n_ranks = (0, 1) if workers is None else (workers.rank(), workers.size())
-    channel = _gather_alone if workers is None else _open_channel(workers)
+    channel = (lambda record: [record]) if workers is None else _open_channel(workers)
     barrier = CheckpointBarrier(channel, process=rank, call=CALL)
 
     def read() -> list[Reader]:
@@ -376,7 +371,3 @@ def _open_channel(workers: dist.ProcessGroup) -> Gather:
         workers = own_group(workers, name=name, timeout_s=BUSY_TIMEOUT_S)
     link = Gloo(workers, timeout_s=BUSY_TIMEOUT_S)
     return lambda record: ask(link, record, step=None)
-
-
-def _gather_alone(record: bytes) -> list[bytes]:
-    return [record]

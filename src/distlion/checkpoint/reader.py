@@ -88,16 +88,14 @@ class Reader:
         twin = ownership.process * self.manifest.processes // ownership.n_processes
         self._own = self._open(f"process-{twin:05d}.safetensors")
         self._model = [self._open(name) for name in self._find_model_files()]
+        size = self.manifest.node_size
         self._momenta = {
             voter: [
-                self._open(f"worker-{worker:05d}.safetensors") for worker in self._ranks_of(voter)
+                self._open(f"worker-{worker:05d}.safetensors")
+                for worker in range(voter * size, (voter + 1) * size)
             ]
             for voter in sorted({number for each in self._shares.values() for number, _ in each})
         }
-
-    def _ranks_of(self, voter: int) -> range:
-        size = self.manifest.node_size
-        return range(voter * size, (voter + 1) * size)
 
     def _find_model_files(self) -> list[str]:
         """Return the model files that were written to one folder, which hold the whole model."""
