@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 # torch asks a name server for each address that it connects to: a lost answer takes 5 s otherwise.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-import quick_rendezvous
 from cluster import COVERAGE_VARIABLE, start_server
 from forked_programs import Programs
 
@@ -76,7 +75,6 @@ def one_server_of_forks(request: pytest.FixtureRequest) -> None:
     items = [item for item in request.session.items if item.get_closest_marker("distributed")]
     if items:
         start_server({part for item in items for part in item.path.parts})
-        quick_rendezvous.install()
 
 
 @pytest.fixture(scope="session")

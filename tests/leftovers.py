@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = f"{Path(__file__).resolve().parent}{os.sep}"
-KEPT = {"rank_process", "leftovers", "quick_rendezvous", "cluster", "__main__", "__mp_main__"}
+KEPT = {"rank_process", "leftovers", "cluster", "__main__", "__mp_main__"}
 
 WATCHED = {
     "builtins",

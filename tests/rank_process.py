@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import quick_rendezvous
 from leftovers import State, drop_test_modules
 
 GO = b"go"
@@ -62,7 +61,6 @@ def work(connection: Connection) -> None:
     # What the server has imported lives as long as this process: collections need not look at it.
     gc.freeze()
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
-    quick_rendezvous.install()
     with contextlib.suppress(EOFError, OSError):
         state = State()
         while True:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from distlion.checkpoint.manifest import read_manifest
+from distlion.checkpoint.folder import read_manifest
 from distlion.checkpoint.tensor_file import FileRecord, write_tensors
 
 PROCESS = "process-00000.safetensors"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import distlion
 from checkpoint.forging import PROCESS, forge_manifest, forge_tree
-from distlion.checkpoint.manifest import read_manifest
+from distlion.checkpoint.folder import read_manifest
 from distlion.errors import CheckpointError
 
 RULES = [distlion.MajorityVote(), distlion.FeedbackVote()]

@@ -20,8 +20,8 @@ from checkpoint.forging import PROCESS, Tensors, forge, forge_tensors, forge_tre
 from checkpoint.runs import Run
 from distlion import errors
 from distlion.checkpoint import read_extra
-from distlion.checkpoint.manifest import read_manifest
-from distlion.checkpoint.schedule import check_schedule
+from distlion.checkpoint.folder import read_manifest
+from distlion.checkpoint.reader import check_schedule
 from distlion.checkpoint.tensor_file import FileRecord, check_file
 from distlion.checkpoint.tensor_file import write_tensors as write
 from distlion.checkpoint.tree import decode_tree

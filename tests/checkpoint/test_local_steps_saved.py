@@ -253,7 +253,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     cases: list[tuple[str, Any, Any]] = [
         ("votes every 3 steps", {"every": EVERY + 1}, None),
         ("votes in parts=1", {"parts": 3}, None),
-        ("does not fit this optimizer", {"outer_momentum": 0.9}, None),
+        ("outer_momentum was saved with the shapes", {"outer_momentum": 0.9}, None),
         ("the checkpoint has no late_part, parts: it is older", {}, make_older),
         ("without local steps", {}, lambda tree: tree.pop("local")),
         ("malformed", {}, lambda tree: tree.update(local=7)),

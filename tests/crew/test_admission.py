@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +15,10 @@ import pytest
 import torch.distributed as dist
 
 from crews import await_true
-from distlion.crew import admission, epoch, lifeline, lookout
+from distlion.crew import admission, epoch, lifeline, lookout, membership
 from distlion.crew.admission import Ask, ask, list_asks
-from distlion.crew.epoch import Epoch
-from distlion.crew.member import Member
+from distlion.crew.epoch import Epoch, Member, TooFewError
+from distlion.crew.membership import decide_among
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 
@@ -42,7 +44,22 @@ def make_rendezvous(store: Any, places: int = 9) -> Any:
         count_places=lambda n_members: places - n_members,
         find_last_begun=lambda: 3,
         say_alive=lambda word: None,
+        is_somebody_alive=lambda: False,
+        check_secret=lambda: None,
+        check_open=lambda: None,
+        few="fewer than 2 workers came",
     )
+
+
+def ask_of(rendezvous: Any, member: Member, *, limit_s: float = 60) -> dict[str, Any]:
+    decide = partial(decide_among, rendezvous, min_workers=2)
+    return ask(rendezvous, member, min_workers=2, limit_s=limit_s, decide=decide)
+
+
+def ask_together(rendezvous: Any, *members: Member) -> list[dict[str, Any]]:
+    """Let workers ask at the same time; return their answers."""
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(partial(ask_of, rendezvous), members))
 
 
 def make_lookout(store: Any, places: int = 9) -> lookout.Lookout:
@@ -62,10 +79,10 @@ def test_who_asks_is_let_in_by_the_first_to_decide_and_by_nobody_else() -> None:
     store = make_store()
     before, records = make_epoch(store, 0, 1), [{"id": 0}, {"id": 1}]
     first = put_ask(store, 1, make_member(7, epoch=0), is_ready=True)
-    epoch._decide(make_rendezvous(store), before, records)
+    membership._decide(make_rendezvous(store), before, records)
     assert list_asks(store) == []
     second = put_ask(store, 2, make_member(8, epoch=0), is_ready=True)
-    epoch._decide(make_rendezvous(store), before, records)
+    membership._decide(make_rendezvous(store), before, records)
     assert store.check([first.answer])
     assert not store.check([second.answer])
     assert list_asks(store) == [second]
@@ -88,18 +105,95 @@ def test_only_who_is_ready_alike_and_has_a_place_is_let_in(
     before, own = make_epoch(store, 0, 1), make_member(0)
     records = [vars(member) for member in before.members]
     rendezvous = make_rendezvous(store, places)
-    epoch._decide(rendezvous, before, records)
-    found = epoch.follow(rendezvous, before, own, (), min_workers=2, until_s=0)
+    membership._decide(rendezvous, before, records)
+    found = membership.follow(rendezvous, before, own, (), min_workers=2, until_s=0)
     assert found is not None
     assert [found.members[rank].id for rank in found.guests] == let_in
     assert sorted(member.id for member in found.members) == [0, 1, *let_in]
 
 
-def test_nobody_who_trains_is_noticed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_asks_alone_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "SEEN_S", 0.1)
     store = make_store()
-    assert ask(store, make_member(7)) is None
+    with pytest.raises(TooFewError, match="fewer than 2 workers came"):
+        ask_of(make_rendezvous(store), make_member(7), limit_s=0.3)
     assert list_asks(store) == []
+
+
+@pytest.fixture
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"SEEN_S": 0.2, "LAST_CALL_S": 0.3, "_BEAT_S": 0.05}.items():
+        monkeypatch.setattr(admission, name, seconds)
+
+
+@pytest.mark.usefixtures("_in_a_hurry")
+def test_those_that_ask_begin_together_where_nobody_trains() -> None:
+    store = make_store()
+    first, *others = ask_together(make_rendezvous(store), *map(make_member, (7, 8, 9)))
+    assert sorted(record["id"] for record in first["members"]) == [7, 8, 9]
+    assert others == [first] * 2
+    assert first["guests"] == []
+    assert list_asks(store) == []
+
+
+@pytest.mark.usefixtures("_in_a_hurry")
+def test_nobody_waits_for_one_that_has_asked_and_died() -> None:
+    store = make_store()
+    dead = put_ask(store, 0, make_member(6), is_ready=True)
+    store.set(dead.alive, "9")
+    first, second = ask_together(make_rendezvous(store), *map(make_member, (7, 8)))
+    assert sorted(record["id"] for record in first["members"]) == [7, 8]
+    assert second == first
+
+
+@pytest.mark.usefixtures("_in_a_hurry")
+def test_of_too_many_that_ask_the_most_advanced_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "LAST_CALL_S", 60)  # with so many nobody waits for more
+    store = make_store()
+    asks = [put_ask(store, n, make_member(7 + n, epoch=n), is_ready=False) for n in range(3)]
+    decide_among(make_rendezvous(store, places=2), asks, min_workers=2)
+    answers = [store.read(each.answer, json.loads) for each in asks[1:]]
+    assert [record["id"] for record in answers[0]["members"]] == [9, 8]
+    assert list_asks(store) == asks[:1]
+    answered = ask_together(make_rendezvous(make_store(), places=2), *map(make_member, (1, 2)))
+    assert len(answered) == 2
+
+
+def test_those_with_other_settings_than_the_most_advanced_are_sent_away() -> None:
+    store = make_store()
+    members = make_member(7), make_member(8), make_member(9, settings=SETTINGS + 1, epoch=0)
+    asks = [put_ask(store, number, each, is_ready=False) for number, each in enumerate(members)]
+    decide_among(make_rendezvous(store), asks, min_workers=2)
+    assert [bool(store.read(each.answer, json.loads)) for each in asks] == [True, True, False]
+
+
+def test_newcomers_alone_begin_only_where_nobody_lives_that_has_trained() -> None:
+    store, rendezvous = make_store(), make_rendezvous(make_store())
+    rendezvous.store = store
+    members = [make_member(each, epoch=0, settings=each) for each in (7, 8)]
+    asks = [put_ask(store, number, each, is_ready=False) for number, each in enumerate(members)]
+    rendezvous.is_somebody_alive = lambda: True
+    decide_among(rendezvous, asks, min_workers=2)
+    assert list_asks(store) == asks
+    rendezvous.is_somebody_alive = lambda: False
+    decide_among(rendezvous, asks, min_workers=2)
+    # The handshake says what differs.
+    assert all(store.read(each.answer, json.loads) for each in asks)
+
+
+@pytest.mark.usefixtures("_in_a_hurry")
+def test_one_that_was_taken_for_gone_asks_again() -> None:
+    store, found = make_store(), list[Any]()
+    asking = threading.Thread(
+        target=lambda: found.append(ask_of(make_rendezvous(store), make_member(7)))
+    )
+    asking.start()
+    await_true(lambda: bool(list_asks(store)))
+    admission.withdraw(store, list_asks(store))
+    await_true(lambda: bool(list_asks(store)))
+    ask_of(make_rendezvous(store), make_member(8))
+    asking.join()
+    assert sorted(record["id"] for record in found[0]["members"]) == [7, 8]
 
 
 def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +201,9 @@ def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.Mo
     clock = SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep)
     monkeypatch.setattr(admission, "time", clock)
     store, found = make_store(), list[Any]()
-    asking = threading.Thread(target=lambda: found.append(ask(store, make_member(7))))
+    asking = threading.Thread(
+        target=lambda: found.append(ask_of(make_rendezvous(store), make_member(7)))
+    )
     asking.start()
     look, members = make_lookout(store), make_epoch(store, 0, 1)
     await_true(lambda: bool(list_asks(store)))
@@ -121,7 +217,7 @@ def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.Mo
     # It may answer while it is looked for, and is then not new in the next look.
     assert any(wanted[1:])
     assert asking.is_alive()
-    epoch._decide(make_rendezvous(store), members, [vars(each) for each in members.members])
+    membership._decide(make_rendezvous(store), members, [vars(each) for each in members.members])
     asking.join()
     assert [record["id"] for record in found[0]["members"]] == [0, 1, 7]
     look.ended.set()
@@ -141,7 +237,7 @@ def test_a_stranger_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     look, members = make_lookout(store), make_epoch(store, 0, 1)
     look.watch(members, longest_operation_s=1, users_operation_s=1)
     with pytest.raises(CrewError, match="same script"):
-        ask(store, make_member(7, settings=SETTINGS + 1))
+        ask_of(make_rendezvous(store), make_member(7, settings=SETTINGS + 1))
     assert not look.wants_change
     look.ended.set()
 
@@ -253,15 +349,6 @@ def test_a_lookout_says_which_value_it_cannot_read() -> None:
     with pytest.raises(CrewError, match="'begun' = 'abc'"):
         _ = look.wants_change
     look.ended.set()
-
-
-def test_one_that_has_trained_leaves_out_a_worker_of_a_round_that_it_cannot_read() -> None:
-    store, own = make_store(), make_member(0)
-    store.set("member/0", json.dumps(own.describe()))
-    store.set("member/1", json.dumps({"id": 1, "name": "of another version"}))
-    assert epoch._read_members(store, ["member/0", "member/1"], own) == [own]
-    with pytest.raises(CrewError, match="the same distlion"):
-        epoch._read_members(store, ["member/0", "member/1"], make_member(2, epoch=0))
 
 
 def test_the_roll_has_one_outcome() -> None:

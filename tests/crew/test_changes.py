@@ -12,8 +12,7 @@ import torch.distributed as dist
 import distlion
 from crews import host_store
 from distlion.crew.changes import Changes
-from distlion.crew.epoch import Epoch
-from distlion.crew.member import Member
+from distlion.crew.epoch import Epoch, Member
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError, PeerLostError, StepTimeoutError
 

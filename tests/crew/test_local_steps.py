@@ -23,7 +23,7 @@ from crews import (
     start,
 )
 from distlion import faults
-from distlion.crew import CrewLocalSteps, epoch
+from distlion.crew import CrewLocalSteps, membership
 from local_crews import (
     EVERY,
     GOAL,
@@ -246,7 +246,7 @@ def take_local_steps_meanwhile(rank: int, size: int, port: int) -> dict[str, Any
         if rank == 0:
             strike(store)
         elif rank == 1:
-            epoch.time = SimpleNamespace(monotonic=monotonic, sleep=sleep)  # type: ignore[assignment]
+            membership.time = SimpleNamespace(monotonic=monotonic, sleep=sleep)  # type: ignore[assignment]
         else:
             await_true(lambda: store.check(["waits"]))
 

@@ -29,13 +29,21 @@ threading.Thread(target=answer, daemon=True).start()
 command = [sys.executable, "-m", "distlion", "crew", "--port", "29400"]
 keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 assert "listens" in keeper.stdout.readline()
-from distlion.crew.rendezvous import Rendezvous
+from functools import partial
+from distlion.crew.admission import ask
+from distlion.crew.membership import decide_among, read_decision
+from distlion.crew.epoch import take_id
+from distlion.crew.epoch import Member
+from distlion.crew.store import Rendezvous
 def connect():
     numbers = {"min_workers": 2, "max_workers": 2}
     return Rendezvous("127.0.0.1:29400", run_id="run", secret="secret", **numbers)
 ends, places = [connect(), connect()], []
 def join(end):
-    places.append(end.join(60, 0).place)
+    member = Member(take_id(end.store), 0, 0, 0, "host", 0)
+    decide = partial(decide_among, end, min_workers=2)
+    found = ask(end, member, min_workers=2, limit_s=60, decide=decide)
+    places.append(read_decision(end, found, member).place)
 is_silent.set()
 late = connect()
 threads = [threading.Thread(target=join, args=(end,)) for end in ends]

@@ -1,24 +1,18 @@
-"""Limits and interruptions of a wait at the rendezvous, and large handovers."""
+"""What all workers of a run write into its store, and large handovers."""
 
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from crews import await_true, host_store
+from crews import host_store
 from distlion.crew import carried
-from distlion.crew.rendezvous import (
-    FormingError,
-    OthersTrainError,
-    Rendezvous,
-    TooFewError,
-    _find_keep_alive,
-)
-from distlion.crew.store import SignedStore
+from distlion.crew.epoch import FormingError
+from distlion.crew.store import Rendezvous, SignedStore
+from distlion.errors import CrewError
 
 
 def make_rendezvous(port: int) -> Rendezvous:
@@ -27,37 +21,14 @@ def make_rendezvous(port: int) -> Rendezvous:
     )
 
 
-def test_one_that_waits_alone_gives_up_in_time() -> None:
+def test_a_run_that_is_closed_lets_nobody_in() -> None:
     store = host_store()
-    with pytest.raises(TooFewError, match="fewer than 2 workers came"):
-        make_rendezvous(store.port).join(0.5, 0)
-
-
-def test_the_limit_of_a_later_round_is_its_own() -> None:
-    store = host_store()
-    rendezvous = make_rendezvous(store.port)
-    rendezvous._handler = rendezvous._make_handler(600)
-    with pytest.raises(TooFewError):
-        rendezvous.join(0.5, 0)
-
-
-def test_one_that_waits_sees_that_others_begin() -> None:
-    store = host_store()
-    first, second = make_rendezvous(store.port), make_rendezvous(store.port)
-    caught: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            first.join(20, 0)
-        except FormingError as error:
-            caught.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    await_true(lambda: first._begun_before is not None)
-    second.note_begun(3)
-    waiting.join()
-    assert isinstance(caught[0], OthersTrainError)
+    rendezvous, other = make_rendezvous(store.port), make_rendezvous(store.port)
+    rendezvous.check_open()
+    other.close()
+    with pytest.raises(CrewError, match="the run is over"):
+        rendezvous.check_open()
+    rendezvous.end()
 
 
 def test_the_number_of_the_last_epoch_never_falls() -> None:
@@ -119,16 +90,3 @@ def test_what_is_not_handed_over_is_not_waited_for() -> None:
         carried.take(store, limit_s=60, is_over=lambda: True)
     with pytest.raises(FormingError, match="is gone"):
         carried.take(store, limit_s=0, is_over=lambda: False)
-
-
-def test_torch_2_6_is_not_asked_for_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _find_keep_alive()
-
-    def from_backend(run_id: str, store: Any, backend: Any) -> None:
-        """Make a handler, as torch 2.6 does."""
-
-    monkeypatch.setattr(
-        "distlion.crew.rendezvous.DynamicRendezvousHandler",
-        SimpleNamespace(from_backend=from_backend),
-    )
-    assert _find_keep_alive() == {}

@@ -212,4 +212,4 @@ def test_virtual_workers_that_come_have_several_optimizers_too() -> None:
     train_virtually(cluster, params.values(), 3, 6)
     assert cluster.committed_step == 3
     assert len(cluster.inners[2].param_groups) == 2
-    assert all(cluster.inners[2].state[param] for param in cluster._params[2])
+    assert all(cluster.inners[2].state[param] for param in cluster._workers[2].own)

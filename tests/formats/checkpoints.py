@@ -15,8 +15,7 @@ from safetensors.torch import save
 from checkpoint.runs import Run
 from distlion import errors
 from distlion.checkpoint import verify_checkpoint
-from distlion.checkpoint.folder import LATEST
-from distlion.checkpoint.manifest import MANIFEST
+from distlion.checkpoint.folder import LATEST, MANIFEST
 from distlion.checkpoint.tensor_file import TensorFile
 from formats.mutate import mutate_bytes, mutate_json, mutate_json_text
 

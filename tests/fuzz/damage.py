@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlion.checkpoint.manifest import MANIFEST, read_manifest
+from distlion.checkpoint.folder import MANIFEST, read_manifest
 from distlion.checkpoint.tensor_file import FileRecord, TensorFile, write_tensors
-from distlion.checkpoint.writer import TREE
+from distlion.checkpoint.tree import TREE
 
 
 def damage_checkpoint(folder: Path, kind: str, worker: int) -> None:

@@ -299,16 +299,16 @@ MUTATIONS = (
     ),
     Mutation(
         "virtual: a parameter that is not contiguous is not written back",
-        "virtual/route.py",
-        "param.write_back(segments[index].param)",
+        "step/bucket.py",
+        "param.write_back(self.segments[index].param)",
         "pass",
         COLLECTION,
     ),
     Mutation(
         "virtual: who was not collected is no worker of the global norm",
         "virtual/collection.py",
-        "clip_together([*held.values()], absent, clip, self._note_global_norm)",
-        "clip_together([*held.values()], 0, clip, self._note_global_norm)",
+        "clip_together(segments, absent, clip, self._note_global_norm)",
+        "clip_together(segments, 0, clip, self._note_global_norm)",
         COLLECTION,
     ),
     Mutation(
@@ -321,15 +321,15 @@ MUTATIONS = (
     Mutation(
         "virtual: diagnoses are forgotten with a new line-up",
         "virtual/cluster.py",
-        "earlier = None if self._layout is None else self._layout.examiner",
-        "earlier = None",
+        "params, earlier=self._examiner",
+        "params, earlier=None",
         COLLECTION,
     ),
     Mutation(
         "virtual: momenta of a step that was skipped count",
-        "virtual/accounting.py",
-        "account.up_bits + account.momenta_up_bits * committed",
-        "account.up_bits + account.momenta_up_bits",
+        "virtual/cluster.py",
+        "averaged = rows if is_committed else ()",
+        "averaged = rows",
         ("virtual/test_accounting.py",),
     ),
     Mutation(
@@ -349,8 +349,8 @@ MUTATIONS = (
     Mutation(
         "virtual: workers are looked at in the order in which they came",
         "virtual/collection.py",
-        "in sorted(self._held.items())",
-        "in self._held.items()",
+        "dict(sorted(self._held.items()))",
+        "dict(self._held.items())",
         COLLECTION,
     ),
 )

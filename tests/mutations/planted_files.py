@@ -59,9 +59,9 @@ FILES = (
     ),
     Mutation(
         "a checkpoint may replace a scheduler's optimizer",
-        "checkpoint/schedule.py",
-        "if wrong:",
-        "if False:",
+        "checkpoint/reader.py",
+        '    if wrong:\n        raise CheckpointError(\n            f"{folder} would',
+        '    if False:\n        raise CheckpointError(\n            f"{folder} would',
         ("checkpoint/test_hostile.py",),
     ),
     Mutation(

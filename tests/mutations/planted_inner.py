@@ -67,7 +67,7 @@ SEVERAL_INNER = (
     ),
     Mutation(
         "a checkpoint that fails to load leaves inner optimizers changed",
-        "checkpoint/local.py",
+        "checkpoint/contents.py",
         "kept += [vars(each) for each in local.inner.optimizers]",
         "pass",
         SAVED,

@@ -70,8 +70,9 @@ SHARED = (
     Mutation(
         "virtual workers have the norms of a step that was skipped",
         "virtual/cluster.py",
-        "        if committed:\n            self._grad_norms = collection.grad_norms\n",
-        "        self._grad_norms = collection.grad_norms\n        if committed:\n",
+        "        if is_committed:\n            self._average_momenta(step)\n",
+        "        self._grad_norms = collection.grad_norms\n"
+        "        if is_committed:\n            self._average_momenta(step)\n",
         ("virtual/test_collection.py",),
     ),
     Mutation(

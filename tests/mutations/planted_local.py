@@ -99,9 +99,9 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "the outer momentum of virtual workers moves a parameter that nobody votes on",
-        "virtual/route.py",
-        "for param, n_votes in voted if n_votes]",
-        "for param, n_votes in voted if n_votes >= 0]",
+        "step/bucket.py",
+        "[param.position for param, n_votes in present if n_votes]",
+        "[param.position for param, n_votes in present if n_votes >= 0]",
         VIRTUAL,
     ),
     Mutation(
@@ -176,7 +176,7 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a late vote that is under way is not saved",
-        "checkpoint/local.py",
+        "local/state.py",
         '"late_part": progress.turn,',
         '"late_part": None,',
         FILES,
@@ -197,21 +197,21 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a load forgets where in its period a worker was",
-        "checkpoint/local.py",
+        "checkpoint/contents.py",
         "local.progress = self.progress",
         "pass",
         FILES,
     ),
     Mutation(
         "a load leaves workers at the common point",
-        "checkpoint/local.py",
+        "checkpoint/contents.py",
         "params[index].copy_(value)",
         "pass",
         FILES,
     ),
     Mutation(
         "what a failed load has changed of local steps stays",
-        "checkpoint/local.py",
+        "checkpoint/contents.py",
         "if local is not None:\n        kept +=",
         "if False:\n        kept +=",
         FILES,
@@ -345,8 +345,8 @@ LOCAL_STEPS = (
     Mutation(
         "a late vote of virtual workers that fails is taken",
         "virtual/local_steps.py",
-        "            self._cast(turn)\n            self._begun, self._begun_turn = begun, turn",
-        "            self._begun, self._begun_turn = begun, turn\n            self._cast(turn)",
+        "            self._cast(turn)\n            self._late = late",
+        "            self._late = late\n            self._cast(turn)",
         VIRTUAL,
     ),
     Mutation(

@@ -22,8 +22,8 @@ LOCAL_PARTS = (
     Mutation(
         "coins of a part of virtual workers are numbered by all votes",
         "virtual/collection.py",
-        "self._step // layout.n_turns",
-        "self._step",
+        "self._number, turn = divmod(step, count_turns(params))",
+        "self._number, turn = step, step % count_turns(params)",
         VIRTUAL_PARTS,
     ),
     Mutation(
@@ -70,9 +70,9 @@ LOCAL_PARTS = (
     ),
     Mutation(
         "a late vote on a part is taken by another",
-        "checkpoint/local.py",
-        "progress._replace(turn=late,",
-        "progress._replace(turn=0,",
+        "checkpoint/contents.py",
+        "turn=late if begun else None",
+        "turn=0 if begun else None",
         FILES,
     ),
     Mutation(
@@ -133,7 +133,7 @@ LOCAL_PARTS = (
     ),
     Mutation(
         "a worker of a crew that missed a vote which all gave up is taken to be where they are",
-        "crew/member.py",
+        "crew/epoch.py",
         "return self.epoch, self.step, self.calls",
         "return self.epoch, self.step, 0",
         BEHIND,

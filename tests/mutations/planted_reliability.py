@@ -208,17 +208,10 @@ RELIABILITY = (
         REAL,
     ),
     Mutation(
-        "excluded: a virtual vote of zeros counts",
+        "excluded: a virtual vote counts",
         "virtual/collection.py",
-        "if worker in self._excluded:",
-        "if False:",
-        OUT,
-    ),
-    Mutation(
-        "excluded: a virtual vote is kept",
-        "virtual/route.py",
-        "        self._votes[worker].zero_()\n",
-        "        pass\n",
+        "is_excluded=worker in self._excluded,",
+        "is_excluded=False,",
         OUT,
     ),
     Mutation(

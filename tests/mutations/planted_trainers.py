@@ -5,7 +5,7 @@ from __future__ import annotations
 from planted import Mutation
 
 COMPANION, ACCELERATE = "integrations/companion.py", "integrations/accelerate.py"
-UNDO, TOGETHER = "checkpoint/undo.py", "checkpoint/together.py"
+UNDO, TOGETHER = "checkpoint/undo.py", "checkpoint/load.py"
 BESIDE = ("integrations/test_companion.py",)
 UNDER = ("integrations/test_refused_loads.py",)
 REFUSED = ("checkpoint/test_refused_loads.py",)
@@ -85,8 +85,8 @@ TRAINERS = (
     Mutation(
         "refused loads: the first of two optimizers keeps what it has loaded",
         TOGETHER,
-        "                loading.take_back()\n",
-        "                pass\n",
+        "            loading.take_back(error)\n",
+        "            pass\n",
         ("checkpoint/test_together.py",),
     ),
     Mutation(

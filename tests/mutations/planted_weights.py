@@ -99,9 +99,9 @@ WEIGHTS = (
     ),
     Mutation(
         "weights: virtual workers say how many of them were present",
-        "virtual/route.py",
-        "self._counter.count_present(self.present).tolist()",
-        "self.present.sum(0).tolist()",
+        "virtual/bucket.py",
+        "counted.count_present(self.present)",
+        "self.present.sum(0)",
         CLUSTER,
     ),
     Mutation(
@@ -124,13 +124,6 @@ WEIGHTS = (
         "for _ in range(weight))",
         "for _ in range(self.weights[row - 1]))",
         SCALED,
-    ),
-    Mutation(
-        "weights: bytes of virtual replies have room for workers, not for votes",
-        "virtual/accounting.py",
-        "settings.exchange, layout.roster.n_votes",
-        "settings.exchange, workers",
-        CLUSTER,
     ),
     Mutation(
         "weights: virtual workers that stay lose theirs",

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -23,7 +22,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
-from torch.distributed.elastic.rendezvous import api, dynamic_rendezvous, utils
 
 import simulation.distributed as distributed_module
 from distlion.crew import Crew
@@ -37,9 +35,6 @@ SIMULATED = (
     "distlion.step",
     "distlion.peers",
     Crew.__module__.rpartition(".")[0],
-    dynamic_rendezvous.__name__,
-    api.__name__,
-    utils.__name__,
 )
 """The packages whose modules see the stand-ins; what else they import is what it is."""
 
@@ -223,7 +218,6 @@ DATETIME = SimpleNamespace(
     now=lambda zone: BEGINNING + dt.timedelta(seconds=running().now_s + _find_skew_s())
 )
 RANDOM = SimpleNamespace(uniform=_draw)
-UUID = SimpleNamespace(uuid4=lambda: uuid.UUID(int=running().random.getrandbits(128)))
 QUEUE = SimpleNamespace(SimpleQueue=SimpleQueue)
 ATEXIT = SimpleNamespace(register=_register_at_exit, unregister=_unregister_at_exit)
 
@@ -266,13 +260,8 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(threading.Thread): "Thread",
         id(dt.datetime): "datetime",
         id(random): "random",
-        id(uuid): "uuid",
         id(Lifeline): "Lifeline",
         id(socket): "socket",
-        id(api.get_free_port): "get_free_port",
-        # It looks at the whole stack, for an event that nobody reads here.
-        id(dynamic_rendezvous.get_method_name): "get_method_name",
-        id(dynamic_rendezvous.construct_and_record_rdzv_event): "record",
     }
     return [
         (module, attribute, wanted[id(value)])
@@ -310,15 +299,11 @@ def installed(distributed: Any) -> Iterator[None]:
         "Thread": Thread,
         "datetime": DATETIME,
         "random": RANDOM,
-        "uuid": UUID,
         "Lifeline": _Lifeline,
         "socket": SimpleNamespace(
             gethostname=lambda: running().current.process.name,
             create_connection=getattr(distributed, "create_connection", None),
         ),
-        "get_free_port": lambda: 29500,
-        "get_method_name": lambda depth=2: "",
-        "record": lambda **_: None,
     }
     before = [(module, name, getattr(module, name)) for module, name, _ in _find_places()]
     try:

@@ -13,9 +13,8 @@ from torch import Tensor
 import distlion
 from disagreeing import BETA1, BETA2, LR, SIZE, Grads, make_cluster, step
 from distlion.errors import DisagreeingWorkersWarning, InvalidArgumentError
-from distlion.kernels import Coins
 from distlion.step.agreement import LARGEST_GAP
-from distlion.virtual.route import VirtualRoute
+from distlion.virtual.bucket import VirtualBucket
 
 
 class Oracle:
@@ -91,13 +90,13 @@ def test_of_two_workers_both_count() -> None:
 
 
 def test_a_vote_that_does_not_count_has_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, count = [], VirtualRoute.count
+    sent, count = [], VirtualBucket.count
 
-    def note(route: VirtualRoute, coins: Coins) -> Tensor:
-        sent.append([bool(votes.any()) for votes in route._votes])
-        return count(route, coins)
+    def note(bucket: VirtualBucket, *inputs: Any) -> None:
+        sent.append([bool(votes.any()) for votes in bucket.votes])
+        count(bucket, *inputs)
 
-    monkeypatch.setattr(VirtualRoute, "count", note)
+    monkeypatch.setattr(VirtualBucket, "count", note)
     cluster, param = make_cluster(3)
     for _ in range(20):
         step(cluster, param, [torch.ones(SIZE), torch.ones(SIZE), -torch.ones(SIZE)])

@@ -101,8 +101,8 @@ def test_states_name_workers_by_place() -> None:
     resumed.load_state_dict(cluster.state_dict())
 
     assert resumed.param_groups[0]["agreement"].keys() == {"0", "1", "2", "3"}
-    assert resumed._laid_out.examiner is not None
-    assert resumed._laid_out.examiner.excluded == {0}
+    assert resumed._examiner is not None
+    assert resumed._examiner.excluded == {0}
 
 
 @pytest.mark.parametrize("workers", [3, 5])

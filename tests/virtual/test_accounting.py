@@ -51,8 +51,8 @@ def test_traffic_is_that_of_the_pattern_that_was_asked_for() -> None:
     doubling, rule = distlion.RecursiveDoubling(), distlion.MajorityVote()
     cluster, params = make_cluster(5, aggregation=rule, exchange=doubling)
     do_step(cluster, params, 0)
-    (route,) = cluster._layout.routes
-    plan = doubling.plan(rule.shape(route.bucket, 5), 4)
+    (bucket,) = cluster._buckets
+    plan = doubling.plan(rule.shape(bucket.layout, 5), 4)
     assert cluster.traffic.last_sent_bytes == plan.sent_bytes > 0
     assert cluster.traffic.last_messages == plan.messages == 1
 

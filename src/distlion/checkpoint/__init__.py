@@ -1,11 +1,20 @@
 """Every worker's state: saved completely, checked, remapped if the number of workers changes."""
 
-from distlion.checkpoint.ahead import check_checkpoint_folder
-from distlion.checkpoint.load import LoadedCheckpoint, load_checkpoint
-from distlion.checkpoint.manifest import Manifest
+from distlion.checkpoint.folder import Manifest
+from distlion.checkpoint.load import (
+    Check,
+    LoadedCheckpoint,
+    check_checkpoints,
+    load_checkpoint,
+    load_together,
+)
 from distlion.checkpoint.remap import WORLD_CHANGES, WorldChange
-from distlion.checkpoint.save import PendingCheckpoint, prune_checkpoints, save_checkpoint
-from distlion.checkpoint.together import Check, check_checkpoints, load_together
+from distlion.checkpoint.save import (
+    PendingCheckpoint,
+    check_checkpoint_folder,
+    prune_checkpoints,
+    save_checkpoint,
+)
 from distlion.checkpoint.verify import (
     CheckpointReport,
     inspect_checkpoint,

@@ -72,6 +72,16 @@ class CheckpointBarrier:
             raise self.refuse(culprits, told) from problem
         return rows
 
+    def run(self, part: Callable[[], _Made]) -> _Made:
+        """Do a part, and return its result once all processes have done theirs.
+
+        Raises:
+            CheckpointError: Some process could not; on all of them.
+        """
+        made, problem = attempt(part)
+        self.share(problem)
+        return made  # type: ignore[return-value]  # or all have raised
+
     def refuse(self, culprits: Sequence[int], said: str) -> CheckpointError:
         """Make the error that all processes raise."""
         who = name_ranks(culprits)

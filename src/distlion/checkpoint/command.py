@@ -7,7 +7,7 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from distlion.checkpoint.manifest import Manifest
+from distlion.checkpoint.folder import Manifest
 from distlion.checkpoint.verify import inspect_checkpoint, verify_checkpoint
 from distlion.command_line import Parser
 from distlion.errors import CheckpointError

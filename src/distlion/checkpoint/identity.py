@@ -8,8 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from distlion.checkpoint.barrier import CheckpointBarrier
-from distlion.checkpoint.folder import find_checkpoint, list_complete
-from distlion.checkpoint.manifest import Manifest, read_manifest
+from distlion.checkpoint.folder import Manifest, find_checkpoint, list_complete, read_manifest
 from distlion.errors import CheckpointError
 from distlion.optim.base import VotingBase
 

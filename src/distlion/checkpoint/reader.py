@@ -1,4 +1,4 @@
-"""Reading: one process's view of a checkpoint, parsed and compared with model and optimizer."""
+"""Reading: one process's view of a checkpoint, parsed and compared with what it is loaded into."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from torch import Tensor, nn
 
 from distlion.checkpoint.contents import (
     OUTSIDE,
+    ParsedLocal,
     describe_layout,
     digest_entries,
     digest_layout,
     list_params,
+    parse_local,
 )
-from distlion.checkpoint.folder import find_checkpoint
-from distlion.checkpoint.local import ParsedLocal, parse_local
-from distlion.checkpoint.manifest import Manifest, read_manifest
+from distlion.checkpoint.folder import Manifest, find_checkpoint, read_manifest
 from distlion.checkpoint.remap import Share, WorldChange, mix_momenta, share_out
-from distlion.checkpoint.schedule import check_schedule
 from distlion.checkpoint.tensor_file import TensorFile, check_file
-from distlion.checkpoint.tree import decode_tree
-from distlion.checkpoint.writer import TREE
+from distlion.checkpoint.tree import TREE, decode_tree
 from distlion.errors import CheckpointError
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import VotingBase, read_state
@@ -90,16 +88,14 @@ class Reader:
         twin = ownership.process * self.manifest.processes // ownership.n_processes
         self._own = self._open(f"process-{twin:05d}.safetensors")
         self._model = [self._open(name) for name in self._find_model_files()]
+        size = self.manifest.node_size
         self._momenta = {
             voter: [
-                self._open(f"worker-{worker:05d}.safetensors") for worker in self._ranks_of(voter)
+                self._open(f"worker-{worker:05d}.safetensors")
+                for worker in range(voter * size, (voter + 1) * size)
             ]
             for voter in sorted({number for each in self._shares.values() for number, _ in each})
         }
-
-    def _ranks_of(self, voter: int) -> range:
-        size = self.manifest.node_size
-        return range(voter * size, (voter + 1) * size)
 
     def _find_model_files(self) -> list[str]:
         """Return the model files that were written to one folder, which hold the whole model."""
@@ -267,7 +263,7 @@ class Reader:
         """Return the start value of a per-worker tensor for the workers of this process."""
         rows = []
         for shares in self._shares.values():
-            momenta = [self._join(voter, name, shape, dtype) for voter, _ in shares]
+            momenta = [self._join(self._momenta[voter], name, shape, dtype) for voter, _ in shares]
             rows.append(
                 mix_momenta(momenta, shares)
                 if shares
@@ -278,20 +274,18 @@ class Reader:
     def _build_own(self, name: str, shape: torch.Size) -> Tensor | None:
         """Return the start value of a per-rank tensor, which each rank of a node has too."""
         (shares,) = self._shares.values()
-        size = self.manifest.node_size
         place = self._ownership.workers[0] % self._ownership.node_size
-        rows = [self._momenta[voter][min(place, size - 1)].read(name) for voter, _ in shares]
-        for row in rows:
-            if row.shape != shape:
-                raise CheckpointError(
-                    f"{self.folder}: {name} has the shape {tuple(row.shape)}; expected "
-                    f"{tuple(shape)}, as the parameter"
-                )
+        last = min(place, self.manifest.node_size - 1)
+        rows = [
+            self._join(self._momenta[voter][last : last + 1], name, shape, None)
+            for voter, _ in shares
+        ]
         return mix_momenta(rows, shares) if shares else None
 
-    def _join(self, voter: int, name: str, shape: torch.Size, dtype: str | None) -> Tensor:
-        """Assemble a voter's tensor: each rank of a node has a piece of it."""
-        files = self._momenta[voter]
+    def _join(
+        self, files: Sequence[TensorFile], name: str, shape: torch.Size, dtype: str | None
+    ) -> Tensor:
+        """Assemble a tensor of which each file has a piece, as each rank of a node does."""
         whole = torch.cat([file.read(name).reshape(-1) for file in files])
         what = name.replace("exp_avg.", "momentum ")
         if whole.numel() != shape.numel():
@@ -325,3 +319,56 @@ def _check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
         )
         if then != now:
             raise CheckpointError(f"{name} is {then} in the checkpoint, {now} in the model")
+
+
+_PLAIN = (int, float, str, list, tuple, Mapping, type(None))
+
+
+def check_schedule(folder: Path, saved: Any, scheduler: Any) -> None:
+    """Check that a saved state changes only the state of a scheduler.
+
+    Raises:
+        CheckpointError: There is none, or it would replace a method or the optimizer.
+    """
+    if saved is None:
+        raise CheckpointError(f"{folder} holds no scheduler's state; give scheduler=None")
+    if not isinstance(saved, Mapping):
+        raise CheckpointError(
+            f"{folder} holds a {type(saved).__name__} as the scheduler's state; expected a dict"
+        )
+    present = scheduler.state_dict()
+    wrong = [
+        key
+        for key in saved
+        if key not in present and not isinstance(getattr(scheduler, str(key), None), _PLAIN)
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{folder} would replace the scheduler's {str(wrong[0])[:80]!r}, which is not part of "
+            "its state; expected what state_dict() returns"
+        )
+    for key in present.keys() & saved.keys():
+        now, then = present[key], saved[key]
+        if now is not None and then is not None and not _is_alike(now, then):
+            raise CheckpointError(
+                f"{folder} holds {str(then)[:80]!r} as the scheduler's {key!r}; expected a value "
+                f"like {str(now)[:80]!r}"
+            )
+
+
+def _is_alike(now: Any, then: Any) -> bool:
+    """Return whether both are numbers, both lists of alike items, or both dicts."""
+    if _is_number(now):
+        return _is_number(then)
+    if isinstance(now, list | tuple):
+        if not isinstance(then, list | tuple):
+            return False
+        # Lengths may differ, as of milestones: each must be like the first one.
+        alike = now if len(now) == len(then) else now[:1] * len(then)
+        return all(map(_is_alike, alike, then))
+    return isinstance(then, Mapping) if isinstance(now, Mapping) else True
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, or a tensor of one, as a learning rate may be."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)

@@ -1,4 +1,4 @@
-"""Saving: all processes agree before each of them writes its part."""
+"""Saving: all processes agree before each writes its part, and can check the folder ahead."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from typing import Any
 from torch import nn
 
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
-from distlion.checkpoint.contents import Contents, collect, digest_entries
-from distlion.checkpoint.folder import prune
-from distlion.checkpoint.identity import agree_on_identity, list_loaded
-from distlion.checkpoint.local import describe_local, take_apart
-from distlion.checkpoint.manifest import read_manifest
+from distlion.checkpoint.contents import (
+    Contents,
+    collect,
+    describe_layout,
+    digest_entries,
+    digest_layout,
+    take_apart,
+)
+from distlion.checkpoint.folder import prune, read_manifest
+from distlion.checkpoint.identity import agree_on_identity, check_owner, list_loaded
 from distlion.checkpoint.tensor_file import warn_if_unreadable
 from distlion.checkpoint.writer import Writer
-from distlion.errors import DifferingModelsWarning, InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import (
+    CheckpointError,
+    DifferingModelsWarning,
+    InvalidArgumentError,
+    UnsupportedTypeError,
+)
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import VotingBase
 from distlion.peers.ownership import MomentumOwnership
@@ -160,12 +170,10 @@ def save_checkpoint(
             ownership.open_channel(async_), process=ownership.process, call=CALL
         )
         if local is not None:
-            barrier.compare(describe_local(local), "local steps")
+            barrier.compare(local.progress.describe(), "local steps")
         shared = _find_shared(barrier, contents)
         if async_:
-            contents, problem = attempt(contents.snapshot)
-            barrier.share(problem)
-            assert contents is not None
+            contents = barrier.run(contents.snapshot)
         writer = Writer(
             root,
             contents,
@@ -266,3 +274,54 @@ def _warn_of_differing(names: Set[str], model: nn.Module, optimizer: VotingBase)
         f"worker's own. {advice.strip()}",
         DifferingModelsWarning,
     )
+
+
+def check_checkpoint_folder(
+    path: str | os.PathLike[str], model: nn.Module, optimizer: VotingBase | LocalSteps
+) -> None:
+    """Raise now what the first ``save_checkpoint`` into a folder would raise; write nothing.
+
+    Every worker must call it, with what it will save: before the first step, and after
+    ``load_checkpoint`` if the run resumes.
+
+    Args:
+        path: The folder of the run's checkpoints; it may be missing.
+        model: The model to save.
+        optimizer: The optimizer to save.
+
+    Raises:
+        CheckpointError: On some worker the folder belongs to another optimizer or an earlier run,
+            or cannot be written; on every rank.
+        ConfigMismatchError: Another worker is at a different call; on every rank.
+        UnsupportedTypeError: The optimizer is of a wrong kind.
+
+    Example:
+        >>> distlion.check_checkpoint_folder("runs/first", model, optimizer)
+    """
+    votes, _ = take_apart(optimizer)
+    ownership = ownership_of(votes)
+    finish_pending(votes)
+    call = "check_checkpoint_folder()"
+    with ownership.meeting(call):
+        ownership.agree(call, None)
+        barrier = CheckpointBarrier(
+            ownership.open_channel(False), process=ownership.process, call=call
+        )
+        identity = agree_on_identity(barrier, votes)
+        barrier.run(
+            lambda: _check_folder(
+                Path(path),
+                frozenset({identity, *list_loaded(votes)}),
+                digest_layout(describe_layout(model, votes)),
+            )
+        )
+
+
+def _check_folder(root: Path, identities: frozenset[str], layout: str) -> None:
+    present = next(each for each in (root, *root.absolute().parents) if os.path.lexists(each))
+    if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
+        raise CheckpointError(
+            f"{root} cannot be written: {present} is no folder, or is not writable. Expected a "
+            "folder for checkpoints. Choose another one, or change its permissions"
+        )
+    check_owner(root, identities, layout)

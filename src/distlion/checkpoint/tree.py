@@ -13,6 +13,8 @@ from torch import Tensor
 
 from distlion.errors import CheckpointError
 
+TREE = "tree"
+"""Name of the tensor that holds a file's JSON as bytes, as headers are limited in size."""
 TAG = "$"
 # Plain numbers: an array of objects would hold addresses.
 _DTYPE = re.compile(r"[<>|=]?[biufc]\d{1,2}")

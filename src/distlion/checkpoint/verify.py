@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlion.checkpoint.folder import find_checkpoint
-from distlion.checkpoint.manifest import Manifest, read_manifest
+from distlion.checkpoint.folder import Manifest, find_checkpoint, read_manifest
 from distlion.checkpoint.tensor_file import TensorFile, check_file
-from distlion.checkpoint.tree import decode_tree
-from distlion.checkpoint.writer import TREE
+from distlion.checkpoint.tree import TREE, decode_tree
 from distlion.errors import CheckpointError
 
 

@@ -15,7 +15,10 @@ from distlion import faults
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import Contents
 from distlion.checkpoint.folder import (
+    FORMAT,
+    MANIFEST,
     PARTIAL,
+    Manifest,
     choose_name,
     discard,
     prune,
@@ -24,13 +27,10 @@ from distlion.checkpoint.folder import (
     write_pointer,
 )
 from distlion.checkpoint.identity import check_owner
-from distlion.checkpoint.manifest import FORMAT, MANIFEST, Manifest
 from distlion.checkpoint.tensor_file import FileRecord, write_tensors
+from distlion.checkpoint.tree import TREE
 from distlion.errors import CheckpointError
 from distlion.peers.ownership import MomentumOwnership
-
-TREE = "tree"
-"""Name of the tensor that holds a file's JSON as bytes, as headers are limited in size."""
 
 _under_way: set[Path] = set()
 
@@ -83,7 +83,7 @@ class Writer:
         folder = self._root / f"{PARTIAL}step-{self._contents.step:012d}-{nonce}"
         _under_way.add(folder)
         try:
-            share(attempt(lambda: self._enter(folder))[1])
+            self._barrier.run(partial(self._enter, folder))
 
             # 2 see who shares it: each host may have its own folder of this name
             view, problem = attempt(lambda: self._see(folder))

@@ -1,12 +1,13 @@
-"""Admission: a worker asks the members that train to let it in, which they do between epochs.
+"""Admission: a worker asks to be let in, which is the only way into an epoch from outside.
 
     worker                          members
     asks ─────────────────────────► say now and then that they have seen it
     says that it is still there ──► leave their epoch at one step, and decide on the next one
     ◄────────────────────────────── the next epoch, with this worker in it
 
-All of it takes a few keys in the store, so that members are held up for milliseconds. If nobody has
-seen it, the worker goes to the rendezvous. Members see nobody who signs with another secret.
+If no member has seen it, nobody trains. Then the workers that ask are the next members: the first
+of them decides, once enough are there and no more have come for a while. Nobody sees a worker that
+signs with another secret.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distlion.crew.member import STRANGER, Member
-from distlion.crew.store import SignedStore
+from distlion.crew.epoch import STRANGER, Member, TooFewError
+from distlion.crew.store import Rendezvous, SignedStore
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")
 
 SEEN_S = 2.0
 """Seconds that a worker waits for the next sign that somebody trains."""
+LAST_CALL_S = 1.5
+"""Seconds without a change after which enough workers begin."""
+_BEAT_S, _SILENT_S = 0.25, 6.0
+"""Seconds between two signs of a worker that asks, and without a sign until others leave it out."""
 _POLL_S = 0.02
 _NUMBERS, _ASKING = "asks", "asking"
 
@@ -60,42 +65,107 @@ class Ask:
         return f"ask/{self.number}/ready"
 
     @property
+    def alive(self) -> str:
+        """The key of the latest sign of the worker for others that ask."""
+        return f"ask/{self.number}/alive"
+
+    @property
     def answer(self) -> str:
         """The key of the answer."""
         return f"ask/{self.number}/answer"
 
 
-def ask(store: SignedStore, own: Member) -> dict[str, Any] | None:
-    """Ask the members that train to let this worker in, and wait for the next epoch.
+Decide = Callable[[Sequence[Ask]], None]
+"""Decide on the next epoch of workers that ask, and answer them; or find that it must not be."""
+
+
+def ask(
+    rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float, decide: Decide
+) -> dict[str, Any]:
+    """Ask to be let in, and wait for the next epoch.
 
     Args:
-        store: The keys of the run.
+        rendezvous: The rendezvous; its store keeps the asks.
         own: This worker.
+        min_workers: Fewest workers that train.
+        limit_s: Seconds to wait where nobody trains.
+        decide: Function that decides for workers that ask.
 
     Returns:
-        Their decision; None if nobody trains.
+        The decision of the members, or of those that asked.
 
     Raises:
-        CrewError: They train with other parameters or settings.
+        TooFewError: Nobody trains, and too few have come in time.
+        CrewError: The others train with other parameters or settings, or the run is over.
     """
+    store = rendezvous.store
+    rendezvous.check_secret()
     mine = Ask(store.add(_NUMBERS, 1), own)
+    company = _Company(store, mine)
     _change(store, lambda asks: [*asks, mine])
-    deadline_s, heard = time.monotonic() + SEEN_S, ""
+    now_s = time.monotonic()
+    until_s, beat_s, heard = now_s + limit_s, now_s, ""
+    alone_s = now_s + (SEEN_S if rendezvous.find_last_begun() else 0)
     while not store.check([mine.answer]):
-        word = store.get(mine.seen) if store.check([mine.seen]) else ""
+        now_s, word = time.monotonic(), store.get(mine.seen) if store.check([mine.seen]) else ""
         if word != heard:
             store.set(mine.ready, word)
-            deadline_s, heard = time.monotonic() + SEEN_S, word
-        if time.monotonic() > deadline_s:
+            alone_s, heard = now_s + SEEN_S, word
+        is_alone = now_s >= alone_s
+        if is_alone and now_s > until_s:
             withdraw(store, [mine])
-            break
-        time.sleep(_POLL_S)
-    if not store.check([mine.answer]):
-        return None
+            if store.check([mine.answer]):
+                break
+            raise TooFewError(rendezvous.few)
+        if now_s >= beat_s:
+            beat_s = now_s + _BEAT_S
+            rendezvous.check_open()
+            if is_alone and company.is_complete(now_s, rendezvous, min_workers):
+                decide(company.there)
+        time.sleep(_BEAT_S / 2 if is_alone else _POLL_S)
     found: dict[str, Any] = store.read(mine.answer, json.loads)
     if not found:
         raise CrewError(STRANGER)
     return found
+
+
+class _Company:
+    """The workers that ask and are still there, as one of them sees it.
+
+    Attributes:
+        there: These workers, in the order of their asks.
+    """
+
+    def __init__(self, store: SignedStore, mine: Ask) -> None:
+        self._store, self._mine = store, mine
+        self._n_beats, self._since_s = 0, 0.0
+        self._heard: dict[int, tuple[str, float]] = {}
+        self.there: list[Ask] = []
+
+    def is_complete(self, now_s: float, rendezvous: Rendezvous, min_workers: int) -> bool:
+        """Show that this worker is there; return whether it decides, as the first of enough."""
+        store, mine, before = self._store, self._mine, self._heard
+        self._n_beats += 1
+        store.set(mine.alive, str(self._n_beats))
+        asks = list_asks(store)
+        if mine not in asks and not store.check([mine.answer]):
+            _change(store, lambda others: [*others, mine])  # somebody took it for gone
+            asks = [*asks, mine]
+        self._heard = {}
+        for each in asks:
+            word = store.get(each.alive) if store.check([each.alive]) else ""
+            last = before.get(each.number, (word, -_SILENT_S))  # a first word may be old
+            self._heard[each.number] = last if word == last[0] else (word, now_s)
+        there = [
+            each
+            for each in sorted(asks, key=lambda each: each.number)
+            if each == mine or now_s - self._heard[each.number][1] < _SILENT_S
+        ]
+        if there != self.there:
+            self.there, self._since_s = there, now_s
+        is_full = rendezvous.count_places(len(there)) <= 0
+        is_time = is_full or now_s - self._since_s > LAST_CALL_S
+        return is_time and len(there) >= min_workers and there[0] == mine
 
 
 def list_asks(store: SignedStore) -> list[Ask]:

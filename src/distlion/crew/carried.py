@@ -1,16 +1,20 @@
-"""State that travels with the parameters, such as schedulers and samplers, and its handover."""
+"""State that travels with parameters, such as hyperparameters and samplers, and its handover."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from distlion.checkpoint.tree import decode_tree, encode_tree
-from distlion.crew.rendezvous import FormingError
+from distlion.crew.epoch import FormingError
 from distlion.crew.store import SignedStore
 from distlion.errors import CheckpointError, CrewError, InvalidArgumentError
+from distlion.optim.saved_groups import WORKER_KEY
 
 
 class Carried(Protocol):
@@ -141,3 +145,49 @@ def clear(store: SignedStore) -> None:
     """Delete the given state, once all have it."""
     for number in range(store.read(_NAME, int)):
         store.delete_key(f"{_NAME}/{number}")
+
+
+_OWN = ("params", "param_names", "aggregation", WORKER_KEY)
+"""Keys that do not change during training."""
+
+
+def describe_groups(
+    groups: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the hyperparameters of all groups, as numbers, without some keys."""
+    return [
+        {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key not in (*_OWN, *but)
+        }
+        for group in groups
+    ]
+
+
+def check_groups(own: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
+    """Check that another worker has as many groups as this one.
+
+    Raises:
+        CrewError: It has a different number of groups.
+    """
+    if len(given) != len(own):
+        raise CrewError(
+            f"the most advanced worker has {len(given)} param groups, and this one "
+            f"{len(own)}; do all workers run the same script?"
+        )
+
+
+def take_groups(own: Sequence[dict[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
+    """Write another worker's hyperparameters into this one's groups.
+
+    Raises:
+        CrewError: It has a different number of groups.
+    """
+    check_groups(own, given)
+    for group, values in zip(own, given, strict=True):
+        for key, value in values.items():
+            if isinstance(group.get(key), Tensor):
+                group[key] = torch.full_like(group[key], value)
+            else:
+                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value

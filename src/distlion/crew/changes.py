@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch.distributed import DistError
 
-from distlion.crew.epoch import Epoch
-from distlion.crew.member import Member
+from distlion.crew.epoch import Epoch, Member
 from distlion.errors import CrewError, PeerLostError, StepTimeoutError
 from distlion.step.traffic import Traffic
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.command_line import Parser, read_whole
-from distlion.crew.rendezvous import DEFAULT_PORT, NOW, name_run
-from distlion.crew.store import start_store
+from distlion.crew.store import DEFAULT_PORT, NOW, name_run, start_store
 
 _LOOK_S = 0.5
 

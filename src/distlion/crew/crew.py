@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -14,16 +15,11 @@ from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.carried import Carried
-from distlion.crew.ending import have_all_finished
-from distlion.crew.endpoint import parse_endpoint
-from distlion.crew.epoch import (
-    Epoch,
-    disconnect,
-)
+from distlion.crew.epoch import Epoch, TooFewError, disconnect
 from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
-from distlion.crew.rendezvous import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, TooFewError
+from distlion.crew.store import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, parse_endpoint
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.around import Inner
 from distlion.step.hyperparameters import check_positive
@@ -31,6 +27,36 @@ from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
 
 logger = logging.getLogger("distlion")
+
+
+def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
+    """Wait; return False if a member was lost, failed in its last step, or fell silent.
+
+    Nobody waits for a member in a step any more, so each must show that it is alive; while it
+    computes, its lookout does.
+
+    Args:
+        epoch: The present epoch.
+        optimizer: This worker's optimizer.
+    """
+    limit_s = optimizer.silence_s
+    heard: dict[str, tuple[str, float]] = {}
+    epoch.store.set(f"finished/{epoch.members[epoch.place].id}", "")
+    left = [str(member.id) for member in epoch.members]
+    while left := [each for each in left if not epoch.store.check([f"finished/{each}"])]:
+        if optimizer.has_lost_somebody:
+            return False
+        now_s = time.monotonic()
+        for each in left:
+            word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else ""
+            if each not in heard or heard[each][0] != word:
+                heard[each] = word, now_s
+            elif now_s - heard[each][1] > limit_s:
+                logger.warning("worker %s is silent; the others end without it", each)
+                return False
+        time.sleep(0.05)
+    return True
+
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
 
@@ -50,7 +76,7 @@ class Crew:
         max_workers: Most workers that train.
         run_id: Name of the run; runs with different names may share a store.
         secret: Secret of this run's workers; None: DISTLION_CREW_SECRET. It signs the data in the
-            store. Without a secret, anyone who reaches the store can run code here.
+            store. Without a secret, anyone who reaches the store can join the run.
         newcomers: A newcomer's first momentum: "zeros", the one of the "donor" that gives it its
             parameters, or the "mean" of all others.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
@@ -99,7 +125,7 @@ class Crew:
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
         if not secret:
             logger.warning(
-                "the crew has no secret: anyone who reaches %s can run code on all workers; set %s "
+                "the crew has no secret: anyone who reaches %s can change its weights; set %s "
                 "to the same random words on all of them",
                 endpoint,
                 SECRET_VARIABLE,

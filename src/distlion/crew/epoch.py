@@ -1,12 +1,6 @@
-"""Epochs: a roster of workers, decided once for all of them, and the process group made for it.
+"""Epochs: the members between two changes, and the process group made for them.
 
-    round ──members──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► round
-
-The workers of a round of the rendezvous tell each other their state, and are ordered alike: the
-most advanced first. If one of them is lost, the others have agreed on which (``PeerWatch``). If one
-asks to be let in, all have left the epoch at the same step. So the remaining members decide on the
-next epoch among themselves, in milliseconds, and again if it could not be formed. If they are too
-few, they go back to the rendezvous, which takes seconds.
+The members are ordered alike on all of them, the most advanced first.
 """
 
 from __future__ import annotations
@@ -15,35 +9,90 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.admission import answer, list_ready
-from distlion.crew.member import STRANGER, Member
-from distlion.crew.rendezvous import FormingError, MissingError, OthersTrainError, Rendezvous
 from distlion.crew.store import SignedStore
-from distlion.errors import CrewError
 from distlion.votes.roster import Roster
 from distlion.wire.groups import drop_store, keep, keep_store
 from distlion.wire.watch import watch_peers
+
+STRANGER = (
+    "the crew trains with other settings, other parameters or another version of distlion than "
+    "this worker; start it with the same script as the others"
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker of a crew.
+
+    Attributes:
+        id: Its unique number.
+        epoch: The last epoch that it completed; 0 for a newcomer.
+        step: Number of steps in its parameters.
+        calls: Number of its local steps; 0 where every step is a vote.
+        settings: Digest of its parameters' kinds and of its settings.
+        host: Its host, for logs.
+        pid: Its process number there.
+    """
+
+    id: int
+    epoch: int
+    step: int
+    settings: int
+    host: str
+    pid: int
+    calls: int = 0
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Its progress, for comparison: a later epoch wins, whatever the step."""
+        return self.epoch, self.step, self.calls
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in the form that the store keeps."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"worker {self.id} ({self.host}, process {self.pid})"
+
 
 logger = logging.getLogger("distlion")
 
 QUICK_S = 1.5
 """Seconds that the members of an epoch wait for each other once they know that it has ended."""
-FACTS_S = 10.0
-"""Seconds that the workers of a round wait for each other's state."""
 CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
 """Seconds for connections, and more for each member. All are ready at the start, so a longer wait
 is for a member that has died meanwhile."""
 _POLL_S = 0.005
-_EPOCHS, _IDS, _DECISION, _MISSING = "epochs", "ids", "decision", "missing"
+_IDS, _MISSING = "ids", "missing"
+
+
+class FormingError(Exception):
+    """A worker was lost while an epoch was formed."""
+
+
+class TooFewError(FormingError):
+    """Too few workers came in time."""
+
+
+class MissingError(FormingError):
+    """Some members did not come to form an epoch.
+
+    Args:
+        culprits: Their ranks.
+    """
+
+    def __init__(self, culprits: Sequence[int]) -> None:
+        super().__init__(f"ranks {', '.join(map(str, culprits))} did not come")
+        self.culprits = tuple(culprits)
 
 
 @dataclass(frozen=True)
@@ -127,156 +176,6 @@ def take_id(store: SignedStore) -> int:
     return store.add(_IDS, 1) - 1
 
 
-def meet(
-    rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float, last: int
-) -> Epoch:
-    """Form an epoch of all workers that come to the next round of the rendezvous.
-
-    Args:
-        rendezvous: The rendezvous.
-        own: This worker.
-        min_workers: Fewest workers that train.
-        limit_s: Seconds to wait for them.
-        last: The number of the last epoch that had begun, as this worker knows.
-
-    Raises:
-        TooFewError: They did not come in time, or others train.
-        FormingError: A worker that came is gone again, or cannot take part.
-        CrewError: As ``Rendezvous.join``; or the others train with other settings than this worker.
-    """
-    found = rendezvous.join(limit_s, last)
-    try:
-        found.store.set(f"member/{found.place}", json.dumps(own.describe()))
-        keys = [f"member/{place}" for place in range(found.size)]
-        _await(found.store, keys, FACTS_S)
-        members = _read_members(found.store, keys, own)
-        if found.place == 0:
-            number = 0 if _are_outside(rendezvous, members) else rendezvous.store.add(_EPOCHS, 1)
-            found.store.set("epoch", str(number))
-        _await(found.store, ["epoch"], FACTS_S)
-        number = found.store.read("epoch", int)
-    except CrewError:
-        raise
-    except RuntimeError as error:
-        raise FormingError(str(error)) from error
-    if not number:
-        raise OthersTrainError("others train, and have not let these workers in")
-    members = leave_out_strangers(members, own)
-    if len(members) < min_workers:
-        raise FormingError("too few workers are left with the same settings")
-    return _make(rendezvous.store, number, members, own)
-
-
-def _read_members(store: SignedStore, keys: Collection[str], own: Member) -> list[Member]:
-    """Read the workers of a round; one that has trained leaves out those that it cannot read.
-
-    Raises:
-        CrewError: A worker that has not trained cannot read one.
-    """
-    members = []
-    for key in keys:
-        try:
-            members.append(store.read(key, Member.parse))
-        except CrewError as error:
-            if own.epoch == 0:
-                raise
-            logger.warning("a worker of this round is left out: %s", error)
-    return members
-
-
-def _are_outside(rendezvous: Rendezvous, members: Collection[Member]) -> bool:
-    """Return True if all are new and others that have trained live, so that they must not begin."""
-    are_new = all(member.epoch == 0 for member in members)
-    return are_new and rendezvous.find_last_begun() > 0 and rendezvous.is_somebody_alive()
-
-
-def leave_out_strangers(members: list[Member], own: Member) -> list[Member]:
-    """Exclude workers whose parameters or settings differ from those that train.
-
-    Before the first epoch all are kept, and the handshake reports differences.
-
-    Raises:
-        CrewError: This worker is left out.
-    """
-    first = max(members, key=lambda member: member.progress)
-    alike = [member for member in members if member.settings == first.settings]
-    if first.epoch == 0:
-        return members
-    if own not in alike:
-        raise CrewError(STRANGER)
-    return alike
-
-
-def follow(
-    rendezvous: Rendezvous,
-    before: Epoch,
-    own: Member,
-    lost: Collection[int],
-    *,
-    min_workers: int,
-    until_s: float,
-) -> Epoch | None:
-    """Form the next epoch from the remaining members and the workers that ask to join.
-
-    The first worker to see all members decides. After a timeout the first one decides with those
-    present. Each epoch has only one successor, whoever decides. A member that comes too late asks
-    to be let in, which costs the others little.
-
-    Args:
-        rendezvous: The rendezvous; its store keeps the decision.
-        before: The epoch that is over, or could not be formed.
-        own: This worker, as it is now.
-        lost: Ids of workers known to be lost.
-        min_workers: Fewest workers that train.
-        until_s: End of the wait, by the monotonic clock.
-
-    Returns:
-        The epoch; None if too few are there, or others have decided without this worker.
-    """
-    left = [member.id for member in before.members if member.id not in lost]
-    if own.id not in left or len(left) < min_workers:
-        return None
-    store, keys = before.store, [f"next/{each}" for each in left]
-    try:
-        store.set(f"next/{own.id}", json.dumps(own.describe()))
-        while not store.check(keys) and not store.check([_DECISION]):
-            if time.monotonic() > until_s:
-                break
-            time.sleep(_POLL_S)
-        there = [key for key in keys if store.check([key])]
-        if not store.check([_DECISION]) and len(there) >= min_workers:
-            _decide(rendezvous, before, [store.read(key, json.loads) for key in there])
-        if not store.check([_DECISION]):
-            store.delete_key(f"next/{own.id}")  # later ones must not count on this worker
-            if not store.check([_DECISION]):
-                return None
-        decision = store.read(_DECISION, json.loads)
-    except CrewError:
-        raise
-    except RuntimeError:
-        return None
-    return read_decision(rendezvous, decision, own)
-
-
-def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]) -> None:
-    """Decide on the next epoch, unless it is decided; tell the workers that asked that they are in.
-
-    Args:
-        rendezvous: The rendezvous; its store holds the asks.
-        before: The epoch that is over.
-        records: The record of each worker that is there.
-    """
-    settings = before.members[before.place].settings
-    asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
-    members = [*records, *(each.member.describe() for each in asks)]
-    guests = [each.member.id for each in asks]
-    number = rendezvous.store.add(_EPOCHS, 1)
-    decision = {"epoch": number, "members": members, "guests": guests}
-    proposal = json.dumps(decision)
-    if before.store.compare_set(_DECISION, "", proposal) == proposal:
-        answer(rendezvous.store, asks, decision)
-
-
 def call_roll(epoch: Epoch) -> None:
     """Wait until all members have come to form an epoch; all find the same ones missing, or none.
 
@@ -292,43 +191,6 @@ def call_roll(epoch: Epoch) -> None:
     found = json.loads(store.compare_set(_MISSING, "", json.dumps(missing)))
     if found:
         raise MissingError([ids.index(each) for each in found])
-
-
-def is_left_out(before: Epoch, own: Member) -> bool:
-    """Return whether this worker's last fellow members have decided on an epoch without it."""
-    if not before.store.check([_DECISION]):
-        return False
-    records = before.store.read(_DECISION, json.loads)["members"]
-    return own.id not in [record["id"] for record in records]
-
-
-def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
-    """Make the epoch of a decision; return None if this worker is not in it."""
-    members = [Member(**record) for record in decision["members"]]
-    if own.id not in [member.id for member in members]:
-        return None
-    return _make(rendezvous.store, decision["epoch"], members, own, decision["guests"])
-
-
-def _make(
-    store: SignedStore,
-    number: int,
-    members: list[Member],
-    own: Member,
-    guests: Collection[int] = (),
-) -> Epoch:
-    ordered = sorted(members, key=lambda member: (*[-each for each in member.progress], member.id))
-    place = [member.id for member in ordered].index(own.id)
-    ranks = tuple(rank for rank, member in enumerate(ordered) if member.id in guests)
-    return Epoch(number, tuple(ordered), place, store.at(f"epoch {number}"), ranks)
-
-
-def _await(store: SignedStore, keys: list[str], limit_s: float) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not store.check(keys):
-        if time.monotonic() > deadline_s:
-            raise FormingError("a worker left the rendezvous; the epoch is formed again")
-        time.sleep(_POLL_S)
 
 
 def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:

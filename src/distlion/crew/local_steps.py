@@ -10,9 +10,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from distlion.crew.carried import encode_state
+from distlion.crew.carried import check_groups, describe_groups, encode_state, take_groups
 from distlion.crew.epoch import Epoch
-from distlion.crew.groups import check_groups, describe_groups, take_groups
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
 from distlion.errors import InvalidArgumentError

@@ -10,7 +10,7 @@ from torch.distributed import DistError
 
 from distlion.crew.admission import answer, list_asks, withdraw
 from distlion.crew.epoch import Epoch
-from distlion.crew.rendezvous import Rendezvous
+from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
 from distlion.wire.background import run_in_background
 from distlion.wire.gloo import let_go_of_failed

@@ -1,36 +1,102 @@
-"""Membership: a worker's way from one epoch to the next, and what it knows of the members."""
+"""Membership: a worker's way from one epoch to the next, and the decisions on it.
+
+    all ask ──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► all ask
+
+If a member is lost, the others have agreed on which (``PeerWatch``). If a worker asks to be let in,
+all have left the epoch at the same step. So the remaining members decide on the next epoch among
+themselves, in milliseconds, and again if it could not be formed. If they are too few, they ask, as
+workers from outside do. Where nobody trains, the workers that ask decide.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import ask
+from distlion.crew.admission import Ask, answer, ask, list_ready
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
-from distlion.crew.epoch import (
-    QUICK_S,
-    Epoch,
-    follow,
-    is_left_out,
-    meet,
-    read_decision,
-    take_id,
-)
+from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, take_id
 from distlion.crew.lookout import Lookout
-from distlion.crew.member import Member, describe_self
-from distlion.crew.patience import Patience
-from distlion.crew.rendezvous import Rendezvous
+from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
 from distlion.step.newcomers import Newcomers
 from distlion.step.settings import Settings
 
 logger = logging.getLogger("distlion")
+
+_POLL_S = 0.005
+_EPOCHS, _DECISION = "epochs", "decision"
+_LONGEST_PAUSE_S = 60.0
+# Longer than the others need to form an epoch.
+_PAUSE_S = 10.0
+
+
+class Patience:
+    """The patience of a worker without an epoch.
+
+    Args:
+        limit_s: Seconds until it gives up.
+
+    Attributes:
+        failures: Number of epochs in a row that failed to form with it.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.rest()
+
+    def rest(self) -> None:
+        """Note that an epoch was formed."""
+        self.failures = 0
+        self._since_s: float | None = None
+
+    def find_left_s(self) -> float:
+        """Return the time until this worker gives up; it begins with the first call."""
+        now_s = time.monotonic()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        return self._since_s + self._limit_s - now_s
+
+    def find_pause_s(self) -> float:
+        """Return the time to leave the others alone: 0 after one failure, then longer each time.
+
+        At least half of the time left remains for new attempts.
+        """
+        if self.failures < 2:
+            return 0.0
+        wanted_s: float = min(_PAUSE_S * 2 ** (self.failures - 2), _LONGEST_PAUSE_S)
+        return max(0.0, min(wanted_s, self.find_left_s() / 2))
+
+    def check(self, error: Exception) -> None:
+        """Allow another attempt after an epoch was not formed, as long as there is time.
+
+        Args:
+            error: The reason why it was not formed.
+
+        Raises:
+            CrewError: No time is left.
+        """
+        if self.find_left_s() > 0:
+            return
+        if isinstance(error, TooFewError):
+            raise CrewError(
+                f"{error} within {self._limit_s:g} s; start more of them, and resume from a "
+                "checkpoint"
+            ) from error
+        raise CrewError(
+            f"workers came to the store and not to each other for {self._limit_s:g} s ({error}); "
+            "can they connect at any port? GLOO_SOCKET_IFNAME names the interface"
+        ) from error
+
 
 _TURNS = "turns to sit out"
 
@@ -71,7 +137,7 @@ class Membership:
         self.patience = Patience(wait_timeout_s)
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
-        self._tried, self._others_until_s = set[int](), 0.0
+        self._others_until_s = 0.0
         self._lookout = Lookout(rendezvous, self.id)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
@@ -110,12 +176,12 @@ class Membership:
             calls: Number of its local steps; 0 where every step is a vote.
             settings: Digest of the settings that must be equal on all.
         """
-        return describe_self(self.id, epoch=epoch, step=step, calls=calls, settings=settings)
+        return Member(self.id, epoch, step, settings, os.uname().nodename, os.getpid(), calls)
 
     def find_next(
         self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
     ) -> Epoch:
-        """Find the next epoch: among survivors, by asking the members, or at the rendezvous.
+        """Find the next epoch: among survivors, or by asking to be let in.
 
         Args:
             own: This worker.
@@ -124,8 +190,7 @@ class Membership:
 
         Raises:
             CrewError: The store is gone, or the others train with other settings than this worker.
-            TooFewError: Too few came to the rendezvous in time.
-            FormingError: A worker that came to it is gone again.
+            TooFewError: Nobody trains, and too few came in time.
         """
         before, self._previous, found = self._previous, None, None
         # Members that fail twice may reach the store but not each other, and then need others.
@@ -140,37 +205,38 @@ class Membership:
                 until_s=patience_s + max(time.monotonic(), self._others_until_s),
             )
         if found is None:
-            found, last = self._ask(own, before)
-        if found is None:
-            logger.info("worker %d waits for %d workers or more", self.id, self.min_workers)
-            limit_s, least = self.patience.next_wait_s(), self.min_workers
-            found = meet(self.rendezvous, own, min_workers=least, limit_s=limit_s, last=last)
+            found = self._ask(own)
         self._previous = found
-        self._tried.add(found.number)
         self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
 
-    def _ask(self, own: Member, before: Epoch | None) -> tuple[Epoch | None, int]:
-        """Ask the members to let this worker in, if others have begun an epoch without it.
-
-        Returns:
-            The epoch, and the number of the last one begun: a later one ends the wait for a round.
+    def _ask(self, own: Member) -> Epoch:
+        """Ask the members to let this worker in; where nobody trains, begin with others that ask.
 
         Raises:
-            CrewError: They train with other settings.
+            CrewError: They train with other settings, or the store is gone.
+            TooFewError: Too few came in time.
         """
-        last = 0
-        with suppress(DistError):  # a store that is gone is noticed where it is needed
-            last = self.rendezvous.find_last_begun()
-            is_outside = last > own.epoch and last not in self._tried
-            if is_outside or (before is not None and is_left_out(before, own)):
+        rendezvous, least = self.rendezvous, self.min_workers
+        try:
+            if rendezvous.find_last_begun() > own.epoch:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
-                logger.info("worker %d asks the members to let it in", self.id)
-                decision = ask(self.rendezvous.store, own)
-                if decision is not None:
-                    return read_decision(self.rendezvous, decision, own), last
-        return None, last
+            logger.info("worker %d asks to be let in, or waits for %d workers", self.id, least)
+            decision = ask(
+                rendezvous,
+                own,
+                min_workers=least,
+                limit_s=self.patience.find_left_s(),
+                decide=partial(decide_among, rendezvous, min_workers=least),
+            )
+            found = read_decision(rendezvous, decision, own)
+        except CrewError:
+            raise
+        except RuntimeError as error:
+            raise rendezvous.make_gone_error(error) from error
+        assert found is not None  # only workers in it are answered
+        return found
 
     def enter(self, epoch: Epoch, *, seconds: float, settings: Settings) -> None:
         """Note that an epoch was formed, and log the members that left or came, with reasons.
@@ -183,7 +249,6 @@ class Membership:
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
         self.patience.rest()
-        self._tried.clear()
         self._lookout.watch(
             epoch,
             longest_operation_s=settings.group_timeout_s,
@@ -210,6 +275,117 @@ class Membership:
             turn = store.add(_TURNS, 0)
             if ids[-1 - turn % len(ids)] == self.id:
                 logger.warning("worker %d lets others form an epoch for %g s", self.id, seconds)
-                self.rendezvous.leave()
                 self.ended.wait(seconds)
                 store.add(_TURNS, 1)
+
+
+def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: int) -> None:
+    """Decide on an epoch of workers that ask, where nobody trains, and answer them.
+
+    The most advanced worker's parameters and settings count. Before the first epoch all are taken,
+    and the handshake reports differences. Newcomers alone do not begin while others that have
+    trained live.
+
+    Args:
+        rendezvous: The rendezvous.
+        asks: The workers that are there.
+        min_workers: Fewest workers that train.
+    """
+    first = max((each.member for each in asks), key=lambda member: member.progress)
+    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
+        return
+    alike = [each for each in asks if not first.epoch or each.member.settings == first.settings]
+    answer(rendezvous.store, [each for each in asks if each not in alike], {})
+    if len(alike) >= min_workers:
+        advanced = sorted(alike, key=lambda each: each.member.progress, reverse=True)
+        chosen = advanced[: rendezvous.count_places(0)]
+        members = [each.member.describe() for each in chosen]
+        answer(rendezvous.store, chosen, _make_decision(rendezvous, members, []))
+
+
+def _make_decision(
+    rendezvous: Rendezvous, members: list[dict[str, Any]], guests: list[int]
+) -> dict[str, Any]:
+    return {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members, "guests": guests}
+
+
+def follow(
+    rendezvous: Rendezvous,
+    before: Epoch,
+    own: Member,
+    lost: Collection[int],
+    *,
+    min_workers: int,
+    until_s: float,
+) -> Epoch | None:
+    """Form the next epoch from the remaining members and the workers that ask to join.
+
+    The first worker to see all members decides. After a timeout the first one decides with those
+    present. Each epoch has only one successor, whoever decides. A member that comes too late asks
+    to be let in, which costs the others little.
+
+    Args:
+        rendezvous: The rendezvous; its store keeps the decision.
+        before: The epoch that is over, or could not be formed.
+        own: This worker, as it is now.
+        lost: Ids of workers known to be lost.
+        min_workers: Fewest workers that train.
+        until_s: End of the wait, by the monotonic clock.
+
+    Returns:
+        The epoch; None if too few are there, or others have decided without this worker.
+    """
+    left = [member.id for member in before.members if member.id not in lost]
+    if own.id not in left or len(left) < min_workers:
+        return None
+    store, keys = before.store, [f"next/{each}" for each in left]
+    try:
+        store.set(f"next/{own.id}", json.dumps(own.describe()))
+        while not store.check(keys) and not store.check([_DECISION]):
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_POLL_S)
+        there = [key for key in keys if store.check([key])]
+        if not store.check([_DECISION]) and len(there) >= min_workers:
+            _decide(rendezvous, before, [store.read(key, json.loads) for key in there])
+        if not store.check([_DECISION]):
+            store.delete_key(f"next/{own.id}")  # later ones must not count on this worker
+            if not store.check([_DECISION]):
+                return None
+        decision = store.read(_DECISION, json.loads)
+    except CrewError:
+        raise
+    except RuntimeError:
+        return None
+    return read_decision(rendezvous, decision, own)
+
+
+def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]) -> None:
+    """Decide on the next epoch, unless it is decided; tell the workers that asked that they are in.
+
+    Args:
+        rendezvous: The rendezvous; its store holds the asks.
+        before: The epoch that is over.
+        records: The record of each worker that is there.
+    """
+    settings = before.members[before.place].settings
+    asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
+    members = [*records, *(each.member.describe() for each in asks)]
+    guests = [each.member.id for each in asks]
+    decision = _make_decision(rendezvous, members, guests)
+    proposal = json.dumps(decision)
+    if before.store.compare_set(_DECISION, "", proposal) == proposal:
+        answer(rendezvous.store, asks, decision)
+
+
+def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
+    """Make the epoch of a decision; return None if this worker is not in it."""
+    found = [Member(**record) for record in decision["members"]]
+    members = sorted(found, key=lambda member: (*[-each for each in member.progress], member.id))
+    ids = [member.id for member in members]
+    if own.id not in ids:
+        return None
+    number, guests = decision["epoch"], decision["guests"]
+    ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
+    store = rendezvous.store.at(f"epoch {number}")
+    return Epoch(number, tuple(members), ids.index(own.id), store, ranks)

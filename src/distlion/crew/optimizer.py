@@ -18,11 +18,18 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from distlion import faults
 from distlion.checkpoint.identity import hand_on_identities, take_identities
 from distlion.crew import carried
+from distlion.crew.carried import describe_groups, take_groups
 from distlion.crew.changes import CrewTraffic
-from distlion.crew.epoch import QUICK_S, Epoch, call_roll, connect, disconnect
-from distlion.crew.groups import describe_groups, take_groups
+from distlion.crew.epoch import (
+    QUICK_S,
+    Epoch,
+    FormingError,
+    MissingError,
+    call_roll,
+    connect,
+    disconnect,
+)
 from distlion.crew.membership import Membership
-from distlion.crew.rendezvous import FormingError, MissingError
 from distlion.errors import (
     CorruptFrameError,
     CrewError,

@@ -18,7 +18,14 @@ from torch.optim.optimizer import Optimizer
 from distlion.errors import CheckpointError, UnsupportedTypeError
 from distlion.local.inner_optimizers import check_owners
 from distlion.local.inner_shards import KINDS_KEY, PRESENT_KEY, InnerShards
-from distlion.local.state import CALL, LOCAL_KEY, check_schedule, list_marks
+from distlion.local.state import (
+    CALL,
+    LOCAL_KEY,
+    drop_marks,
+    export_progress,
+    list_marks,
+    parse_progress,
+)
 from distlion.local.votes import LocalVotes, Progress
 from distlion.optim.arguments import label_params
 from distlion.optim.saved_groups import check_division
@@ -48,7 +55,11 @@ def export_sharded_state(inner: Optimizer, votes: LocalVotes) -> dict[str, Any]:
             own = ours.get(param, {})
             _check_keys(names[param], entry, {*own, KINDS_KEY, PRESENT_KEY})
             state[key] = {**InnerShards(pieces, param, names[param]).export(entry, like), **own}
-    numbers = {**_describe_votes(votes), **_describe_progress(votes, progress)}
+    numbers = {
+        **_describe_votes(votes),
+        **export_progress(progress, votes.schedule),
+        "committed_step": votes.common.committed_step,
+    }
     groups = [{**group, LOCAL_KEY: dict(numbers)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": state, "param_groups": groups}
 
@@ -132,17 +143,6 @@ def _describe_votes(votes: LocalVotes) -> dict[str, Any]:
     }
 
 
-def _describe_progress(votes: LocalVotes, progress: Progress) -> dict[str, Any]:
-    return {
-        "every": votes.schedule.every,
-        "parts": votes.schedule.parts,
-        "local_step": progress.calls,
-        "steps_since_vote": list(progress.since),
-        "late_part": progress.turn,
-        "committed_step": votes.common.committed_step,
-    }
-
-
 class _Keys(NamedTuple):
     """The keys that a saved entry needs, beside the inner state's.
 
@@ -202,14 +202,16 @@ class _Saved:
 
     Attributes:
         votes: The votes of the optimizer.
-        numbers: The numbers in its param groups.
+        progress: Its place between votes, without tensors.
+        committed_step: Number of votes committed.
         groups: Its param groups, as the inner optimizer loads them.
         entries: (key, parameter, entry) of each parameter with state.
         lines: Lines about the cuts of its tensors.
     """
 
     votes: LocalVotes
-    numbers: Mapping[str, Any]
+    progress: Progress
+    committed_step: int
     groups: list[dict[str, Any]]
     entries: list[tuple[Any, Tensor, Mapping[str, Any]]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -225,9 +227,9 @@ class _Saved:
         check_division(groups, inner.param_groups)
         check_owners(inner, groups)
         numbers = _read_numbers(groups, votes)
-        bare = [{key: group[key] for key in group if key != LOCAL_KEY} for group in groups]
-        saved = cls(votes, numbers, bare)
-        needed = _list_needed(votes, numbers["late_part"])
+        progress = parse_progress(numbers, votes.schedule, "the saved state")
+        saved = cls(votes, progress, numbers["committed_step"], drop_marks(groups))
+        needed = _list_needed(votes, progress.turn)
         for group, present in zip(groups, inner.param_groups, strict=True):
             for key, param in zip(group["params"], present["params"], strict=True):
                 entry = state_dict["state"].get(key, {})
@@ -258,18 +260,13 @@ class _Saved:
         """Describe it in words that must be equal on all ranks, as they cut it together."""
         cuts = [line for line in self.lines if line]
         digest = sha256("\n".join(cuts).encode()).hexdigest()[:16]
-        said = self.progress([]).describe()
+        said = self.progress.describe()
         return f"{said}, {len(cuts)} tensors to be cut anew ({digest})" if cuts else said
-
-    def progress(self, begun: list[Tensor]) -> Progress:
-        """Return this worker's place between votes."""
-        numbers, turn = self.numbers, self.numbers["late_part"]
-        return Progress(numbers["local_step"], numbers["steps_since_vote"], turn, begun)
 
     def cut(self, names: Mapping[Tensor, str]) -> _Loaded:
         """Cut all tensors down to this worker's row and this rank's shard; all ranks call it."""
         pieces, loaded = _get_pieces(self.votes), _Loaded({}, {}, {}, {}, {})
-        voting = _list_voting(self.votes, self.numbers["late_part"])
+        voting = _list_voting(self.votes, self.progress.turn)
         for key, param, entry in self.entries:
             if state := InnerShards(pieces, param, names[param]).load(entry):
                 loaded.inner[key] = state
@@ -295,8 +292,7 @@ class _Saved:
         for point, own in _pair_entries(votes, state_dict):
             for key in rule_state[point]:
                 own[key] = saved[point][_name_vote_key(key)]
-        step = self.numbers["committed_step"]
-        groups = [{**group, "step": step} for group in state_dict["param_groups"]]
+        groups = [{**group, "step": self.committed_step} for group in state_dict["param_groups"]]
         return {**state_dict, "param_groups": groups}
 
     @torch.no_grad()
@@ -308,8 +304,8 @@ class _Saved:
             local_tensor(param).copy_(loaded.own[param])
             if point in momenta:
                 local_tensor(momenta[point]).copy_(loaded.momenta[param])
-        voting = _list_voting(votes, self.numbers["late_part"])
-        votes.progress = self.progress([loaded.begun[param] for param in voting])
+        voting = _list_voting(votes, self.progress.turn)
+        votes.progress = self.progress._replace(begun=[loaded.begun[param] for param in voting])
         # A model's state has one worker's weights for all: one that is loaded after this is found.
         own = votes.pairs.own
         votes.period.note_begun(own, [local_tensor(param).detach().clone() for param in own])
@@ -335,7 +331,6 @@ def _read_numbers(groups: list[dict[str, Any]], votes: LocalVotes) -> Mapping[st
                 f"{key} was {numbers.get(key)!r} in the saved state, and is {present!r} here. "
                 "Expected the same. Make the optimizer with the saved setting"
             )
-    check_schedule(numbers, votes.schedule, "the saved state")
     step = numbers.get("committed_step")
     if type(step) is not int or step < 0:
         raise CheckpointError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,22 @@ _BESIDE = "kept beside the groups"
 """Value in each saved group: it shows whether the state has lost the rest."""
 
 CALL = "load_state_dict()"
-_SCHEDULE = {"every", "parts", "local_step", "steps_since_vote", "late_part"}
+
+
+def export_progress(progress: Progress, schedule: Schedule) -> dict[str, Any]:
+    """Return the saved form of a worker's place between votes, without tensors."""
+    return {
+        "every": schedule.every,
+        "parts": schedule.parts,
+        "local_step": progress.calls,
+        "steps_since_vote": list(progress.since),
+        "late_part": progress.turn,
+    }
+
+
+def drop_marks(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return saved groups as the inner optimizer loads them."""
+    return [{key: group[key] for key in group if key != LOCAL_KEY} for group in groups]
 
 
 def export_local_state(inner_state: dict[str, Any], votes: LocalVotes) -> dict[str, Any]:
@@ -39,11 +54,7 @@ def export_local_state(inner_state: dict[str, Any], votes: LocalVotes) -> dict[s
     """
     progress, common = votes.progress, votes.wait()
     own = {
-        "every": votes.schedule.every,
-        "parts": votes.schedule.parts,
-        "local_step": progress.calls,
-        "steps_since_vote": list(progress.since),
-        "late_part": progress.turn,
+        **export_progress(progress, votes.schedule),
         "begun": list(progress.begun),
         "common": votes.pairs.common,
         "outer_momentum": [each.detach() for each in votes.stage.momentum.buffers],
@@ -90,10 +101,7 @@ def load_local_state(
                 if own is not None:
                     progress = _parse(own, votes)
                     said = progress.describe()
-                groups = [
-                    {key: group[key] for key in group if key != LOCAL_KEY}
-                    for group in state_dict["param_groups"]
-                ]
+                groups = drop_marks(state_dict["param_groups"])
                 inner.load_state_dict({"state": state_dict["state"], "param_groups": groups})
         except CheckpointError as error:
             problem = error
@@ -160,18 +168,18 @@ def _check_inner_alone(
                     )
 
 
-def check_schedule(saved: Mapping[str, Any], schedule: Schedule, what: str) -> None:
-    """Check that a saved state has this schedule, and valid numbers of steps.
+def parse_progress(saved: Mapping[str, Any], schedule: Schedule, what: str) -> Progress:
+    """Return a worker's place between votes from ``export_progress``, without tensors.
 
     Args:
-        saved: "every", "parts", "local_step", "steps_since_vote" and "late_part".
-        schedule: The optimizer's schedule.
+        saved: The saved state.
+        schedule: The optimizer's schedule, which must be the saved one.
         what: Name of the saved state for errors.
 
     Raises:
-        CheckpointError: It does not.
+        CheckpointError: It has another schedule, or a number of steps that is none.
     """
-    missing = _SCHEDULE - saved.keys()
+    missing = export_progress(Progress(0, ()), schedule).keys() - saved.keys()
     if missing:
         raise CheckpointError(
             f"{what} has no {', '.join(sorted(missing))}: it is older than votes on parts of the "
@@ -199,28 +207,34 @@ def check_schedule(saved: Mapping[str, Any], schedule: Schedule, what: str) -> N
         raise CheckpointError(
             f"late_part is {saved['late_part']!r}; expected None, or one of {schedule.parts} parts"
         )
+    return Progress(calls, since, saved["late_part"])
 
 
 def _is_number(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
+def check_shapes(name: str, saved: Sequence[Tensor], present: Sequence[Tensor]) -> None:
+    """Check that saved tensors have the shapes of the present ones.
+
+    Raises:
+        CheckpointError: They do not.
+    """
+    found, expected = ([tuple(each.shape) for each in tensors] for tensors in (saved, present))
+    if found != expected:
+        raise CheckpointError(
+            f"{name} was saved with the shapes {found[:4]}, {len(found)} in all, and this "
+            f"optimizer has {expected[:4]}, {len(expected)} in all. Expected the same parameters, "
+            "and the same outer step"
+        )
+
+
 def _parse(own: Mapping[str, Any], votes: LocalVotes) -> Progress:
     """Check that all of a worker's state fits, and return its place between votes."""
-    check_schedule(own, votes.schedule, "the saved state")
-    late = own["late_part"]
-    expected = {
-        "common": votes.pairs.common,
-        "outer_momentum": votes.stage.momentum.buffers,
-        "begun": [] if late is None else [param for param, _ in votes.pairs.of(late)],
-    }
-    for name, present in expected.items():
-        shapes = [tuple(each.shape) for each in present]
-        saved = [tuple(each.shape) for each in own[name]]
-        if saved != shapes:
-            raise CheckpointError(
-                f"{name} was saved with the shapes {saved[:4]}, {len(saved)} in all, and this "
-                f"optimizer has {shapes[:4]}, {len(shapes)} in all. Expected the same parameters, "
-                "and the same outer step"
-            )
-    return Progress(own["local_step"], own["steps_since_vote"], late, own["begun"])
+    progress = parse_progress(own, votes.schedule, "the saved state")
+    late = progress.turn
+    check_shapes("common", own["common"], votes.pairs.common)
+    check_shapes("outer_momentum", own["outer_momentum"], votes.stage.momentum.buffers)
+    voting = [] if late is None else [param for param, _ in votes.pairs.of(late)]
+    check_shapes("begun", own["begun"], voting)
+    return progress._replace(begun=own["begun"])

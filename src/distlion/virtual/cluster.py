@@ -10,42 +10,32 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from distlion.errors import (
-    InvalidArgumentError,
-    NonFiniteError,
-    SparseGradientError,
-    StepError,
-    UnsupportedTypeError,
-)
-from distlion.failures import SPARSE_WORDS, Status, make_error
+from distlion.errors import InvalidArgumentError, NonFiniteError, StepError, UnsupportedTypeError
+from distlion.failures import Status, make_error
 from distlion.kernels.contract import Coefficients
+from distlion.layout import fill_buckets
 from distlion.optim.base import VotingBase
 from distlion.peers.fingerprint import check_frozen
 from distlion.peers.ownership import MomentumOwnership
 from distlion.signals import deferred_signals
-from distlion.step.clipping import ClipNorm
-from distlion.step.diagnostics import Diagnosis
+from distlion.step.clipping import ClipNorm, plan_norms
+from distlion.step.diagnostics import Diagnosis, Examiner
 from distlion.step.hyperparameters import describe_steps, read_step
-from distlion.step.momentum import MomentumSync
+from distlion.step.momentum import MomentumRows, MomentumSchedule, MomentumSync
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.step.outcome import describe_problem
 from distlion.step.param import take_gradients
 from distlion.step.settings import Settings
 from distlion.step.traffic import Traffic
-from distlion.virtual.accounting import Account, Accounting
+from distlion.virtual.accounting import Accounting
+from distlion.virtual.bucket import VirtualBucket
 from distlion.virtual.collection import Collection
-from distlion.virtual.layout import ClusterLayout
-from distlion.virtual.members import (
-    average_momenta,
-    change_roster,
-    make_roster,
-    read_worker,
-    reseat,
-)
+from distlion.virtual.members import change_roster, make_roster, read_worker, reseat
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.all_reduce import AllReduce
 from distlion.wire.pattern import Exchange
 from distlion.wire.registry import list_patterns
+from distlion.wire.transport import ByteCount
 
 
 class VirtualCluster(VotingBase):
@@ -114,7 +104,8 @@ class VirtualCluster(VotingBase):
     ) -> None:
         self._grad_norms: dict[int, float] | None = None
         self._accounting = Accounting()
-        self._layout: ClusterLayout | None = None
+        self._collection: Collection | None = None
+        self._examiner: Examiner | None = None
         self._settings = Settings(
             exchange=AllReduce() if exchange is None else _check_pattern(exchange),
             nodes=None,
@@ -145,25 +136,50 @@ class VirtualCluster(VotingBase):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        earlier = None if self._layout is None else self._layout.examiner
-        self._layout = ClusterLayout.draw_up(
+        """Place the parameters into buckets, as a session does for real workers."""
+        settings, roster, params = self._settings, self._roster, self._list_trainable()
+        self._params, self._momenta = params, None
+        if settings.momentum_sync is not None:
+            # Made for a single worker too, to refuse patterns that select nothing.
+            self._momenta = MomentumSchedule(
+                settings.momentum_sync, params, n_workers=roster.n_voters
+            )
+        self._examiner = Examiner.build(
+            settings, roster, self.param_groups, params, earlier=self._examiner
+        )
+        self._buckets = []
+        if roster.n_voters == 1:
+            self._momenta = self._examiner = None
+        else:
+            layouts = fill_buckets(
+                [param.slot for param in params],
+                [param.kind for param in params],
+                n_shards=roster.n_voters,
+                bucket_elements=settings.bucket_limit,
+            )
+            self._buckets = [
+                VirtualBucket(layout, params, roster, self._pattern) for layout in layouts
+            ]
+        for stage in self._own_stages:
+            stage.lay_out(params)
+        self._fixed.note(self.param_groups)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._collection = Collection(
             self._settings,
             self._roster,
-            self._list_trainable(),
-            self.param_groups,
-            earlier=earlier,
+            self._params,
+            self._buckets,
+            self._examiner,
+            step=self.committed_step,
         )
-        for stage in self._own_stages:
-            stage.lay_out(self._layout.params)
-        self._fixed.note(self.param_groups)
-        self._begin_step(self._layout, committed=False)
-
-    def _begin_step(self, layout: ClusterLayout, *, committed: bool) -> None:
-        """Begin a step; ``committed`` tells whether the last one was committed."""
-        for route in layout.routes:
-            route.begin(committed=committed)
-        self._collection = Collection(layout, step=self.committed_step)
         self._said: list[str] = []  # of the groups, when the first worker is collected
+
+    @property
+    def _collected(self) -> Collection:
+        assert self._collection is not None  # since the constructor returned
+        return self._collection
 
     @torch.no_grad()
     def collect(self, worker: int) -> None:
@@ -181,22 +197,23 @@ class VirtualCluster(VotingBase):
                 finite. If other workers were collected before, the cluster cannot go on.
             SparseGradientError: A gradient is sparse.
         """
-        layout = self._laid_out
-        self._collection.check_whole()
+        collection = self._collected
+        collection.check_whole()
         worker = self._check_worker(worker)
-        self._collection.check_new(worker)
+        collection.check_new(worker)
         with self._refusing(worker):
-            coefficients, grads, said = self._read_inputs(layout)
-            self._check_grads(layout, worker)
-        for param in layout.params:
+            coefficients, said = self._read_inputs()
+            self._check_frozen()
+            inputs = collection.load(worker, coefficients)
+        for param in self._params:
             param.param.grad = None
-        self._collection.add(worker, grads, coefficients)
+        collection.add(worker, inputs)
         self._said = said
 
     @deferred_signals("a step")
     def _do_step(self) -> None:
         for stage in self._own_stages:
-            stage.begin(self._laid_out.params, self._find_step())
+            stage.begin(self._params, self._find_step())
         try:
             self._vote_and_commit()
         finally:
@@ -204,36 +221,59 @@ class VirtualCluster(VotingBase):
                 stage.end()
 
     def _vote_and_commit(self) -> None:
-        layout, collection, step = self._laid_out, self._collection, self._find_step()
+        collection, step = self._collected, self._find_step()
         collection.check_whole()
-        account = Account.draw_up(layout, collection.routes, step=step)
         with self._refusing(0):
-            coefficients, *_ = self._read_inputs(layout)
+            take_gradients(self._params)  # checks momenta too
+            coefficients, _ = self._read_inputs()
         try:
-            committed = collection.commit(coefficients)
-            if committed and layout.momenta is not None:
-                average_momenta(layout.momenta, layout, step=step)
+            is_committed = collection.commit(coefficients)
         except NonFiniteError:
-            self._begin_step(
-                layout, committed=False
-            )  # held gradients are checked before any momentum moves
+            self._begin_step()  # held gradients are checked before any momentum moves
             raise
-        self._accounting.count(account, layout.n_elements, committed=committed)
-        if committed:
+        self._count(collection, step, is_committed=is_committed)
+        if is_committed:
+            self._average_momenta(step)
             self._grad_norms = collection.grad_norms
             for stage in self._own_stages:
-                stage.commit(collection.routes)
+                stage.commit(collection.buckets)
             self._advance()
-        self._begin_step(layout, committed=committed)
-        if layout.examiner is not None:
-            layout.examiner.warn()
+        self._begin_step()
+        if self._examiner is not None:
+            self._examiner.warn()
 
-    def _read_inputs(
-        self, layout: ClusterLayout
-    ) -> tuple[Sequence[Coefficients], list[Tensor | None], list[str]]:
-        """Check a step's inputs; return hyperparameters, gradients, and the former as text."""
+    def _count(self, collection: Collection, step: int, *, is_committed: bool) -> None:
+        """Count a step's traffic; a skipped step ended with its votes."""
+        clip, rest, rows = self._settings.clip_norm, ByteCount(), self._list_rows(step)
+        if self._buckets and clip is not None and clip.scope == "global":
+            rest += plan_norms(self.workers)
+        if is_committed and self._examiner is not None:
+            rest += self._examiner.plan(step)
+        if is_committed and self._momenta is not None:
+            rest += self._momenta.plan(step, self._pattern, self.workers - 1)
+        averaged = rows if is_committed else ()
+        self._accounting.count(collection.buckets, averaged, rest, self._n_elements)
+
+    def _list_rows(self, step: int) -> Sequence[MomentumRows]:
+        return () if self._momenta is None else self._momenta.list_rows(step)
+
+    def _average_momenta(self, step: int) -> None:
+        """Average the momenta that ``momentum_sync`` selects after a step, as real workers do."""
+        workers = range(self.workers)
+        for rows in self._list_rows(step):
+            momenta = [[param.exp_avg[worker] for param in rows.params] for worker in workers]
+            joined = [rows.join(mine) for mine in momenta]
+            votes = torch.stack([rows.encode(row).view(-1) for row in joined])
+            present = torch.ones(self.workers, 1, dtype=torch.bool, device="cpu")
+            reply = rows.reduce(votes, present, 0).view(self.workers, -1)
+            for worker, row in enumerate(joined):
+                for param, mean in rows.settle(row, reply):
+                    param.exp_avg[worker].view(-1).copy_(mean)
+
+    def _read_inputs(self) -> tuple[Sequence[Coefficients], list[str]]:
+        """Check a step's hyperparameters; return them for the ops and as text."""
         self._fixed.check(self.param_groups)
-        grads, numbers = take_gradients(layout.params), self._reader.read(self)
+        numbers = self._reader.read(self)
         self._known_step = read_step(self.param_groups)
         said = [*numbers.lines, *describe_steps(self.param_groups)]
         for before, now in zip(self._said or said, said, strict=True):
@@ -242,7 +282,7 @@ class VirtualCluster(VotingBase):
                     f"{now}, but {before} when the first worker of this step was collected. "
                     "Expected the same for all workers. Change groups after step()"
                 )
-        return numbers.coefficients, grads, said
+        return numbers.coefficients, said
 
     @contextmanager
     def _refusing(self, worker: int) -> Iterator[None]:
@@ -258,9 +298,13 @@ class VirtualCluster(VotingBase):
             ) from error
 
     @property
-    def _laid_out(self) -> ClusterLayout:
-        assert self._layout is not None  # since the constructor returned
-        return self._layout
+    def _pattern(self) -> Exchange:
+        assert isinstance(self._settings.exchange, Exchange)  # the constructor refuses "auto"
+        return self._settings.exchange
+
+    @property
+    def _n_elements(self) -> int:
+        return sum(param.slot.n_elements for param in self._params)
 
     @property
     def workers(self) -> int:
@@ -275,7 +319,7 @@ class VirtualCluster(VotingBase):
     @property
     def turns(self) -> list[int]:
         """The part of each parameter, where parts take turns to vote; 0 where all vote."""
-        return [param.turn for param in self._laid_out.params]
+        return [param.turn for param in self._params]
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -290,12 +334,12 @@ class VirtualCluster(VotingBase):
     @property
     def up_bits_per_parameter(self) -> float:
         """Bits of a worker's votes and momenta per element, averaged over all steps."""
-        return self._accounting.up_bits_per_parameter(self._laid_out.n_elements)
+        return self._accounting.up_bits / max(1, self.traffic.steps * self._n_elements)
 
     @property
     def down_bits_per_parameter(self) -> float:
         """Bits of the replies per element, averaged over all steps."""
-        return self._accounting.down_bits_per_parameter(self._laid_out.n_elements)
+        return self._accounting.down_bits / max(1, self.traffic.steps * self._n_elements)
 
     @property
     def momentum_ownership(self) -> MomentumOwnership:
@@ -306,8 +350,7 @@ class VirtualCluster(VotingBase):
 
     def diagnostics(self) -> list[Diagnosis]:
         """Return how far workers agreed, as ``DistributedLion.diagnostics``."""
-        examiner = self._laid_out.examiner
-        return [] if examiner is None else examiner.found
+        return [] if self._examiner is None else self._examiner.found
 
     def grad_norm(self, worker: int) -> float | None:
         """Return ``DistributedLion.grad_norm`` of a worker; None before a step, or unclipped."""
@@ -318,7 +361,8 @@ class VirtualCluster(VotingBase):
 
     def exp_avg(self, worker: int) -> list[Tensor]:
         """Return the momenta of a worker: views, one for each trainable parameter in order."""
-        return self._laid_out.exp_avg(self._check_worker(worker))
+        worker = self._check_worker(worker)
+        return [param.exp_avg[worker] for param in self._params]
 
     def change_workers(
         self,
@@ -340,8 +384,8 @@ class VirtualCluster(VotingBase):
                 unknown, a weight is out of range, or workers have been collected for this step.
             UnsupportedTypeError: An id is not an integer.
         """
-        self._collection.check_idle("change_workers()")
-        self._collection.check_whole()
+        self._collected.check_idle("change_workers()")
+        self._collected.check_whole()
         check_newcomers(newcomers)
         ids, before = tuple(ids), self._roster
         self._roster = change_roster(before, ids, weights, self._settings)
@@ -355,16 +399,16 @@ class VirtualCluster(VotingBase):
             InvalidArgumentError, UnsupportedTypeError: As in the constructor, or workers have been
                 collected for the present step.
         """
-        if self._layout is None:
+        if self._collection is None:
             super().add_param_group(param_group)
             return
-        self._collection.check_idle("add_param_group()")
+        self._collected.check_idle("add_param_group()")
         super().add_param_group(param_group)
         self._lay_out()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
-        self._collection.check_whole()
+        self._collected.check_whole()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -374,7 +418,7 @@ class VirtualCluster(VotingBase):
             CheckpointError: Groups, shapes, momenta, steps or rules do not fit.
             InvalidArgumentError: Workers have been collected for the present step.
         """
-        self._collection.check_idle("load_state_dict()")
+        self._collected.check_idle("load_state_dict()")
         self._load_state(self._parse_state(state_dict))
         self._lay_out()
 
@@ -394,17 +438,10 @@ class VirtualCluster(VotingBase):
             )
         return number
 
-    def _check_grads(self, layout: ClusterLayout, worker: int) -> None:
-        """Refuse parameters and gradients that no worker can vote with."""
-        known = {param.param for param in layout.params}
-        names = self._param_names()
-        frozen = {param: name for param, name in names.items() if param not in known}
+    def _check_frozen(self) -> None:
+        known = {param.param for param in self._params}
+        frozen = {param: name for param, name in self._param_names().items() if param not in known}
         check_frozen(frozen, "make a new cluster and load the state into it")
-        for param in layout.params:
-            if param.has_sparse_grad():
-                raise SparseGradientError(
-                    SPARSE_WORDS.format(name=param.name), rank=worker, step=self.committed_step
-                )
 
 
 def _check_pattern(exchange: Any) -> Exchange:

@@ -5,49 +5,70 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from torch import Tensor
-
 from distlion.errors import CheckpointError, InvalidArgumentError, NonFiniteError
 from distlion.failures import Status
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import Coefficients, Segment
-from distlion.step.alone import check_finite, commit_alone
+from distlion.step.alone import commit_alone, gather_alone
+from distlion.step.bucket import run_all
 from distlion.step.clipping import clip_alone, clip_together, make_clip_alone
-from distlion.step.outcome import log_abstention, log_skip
-from distlion.virtual.layout import ClusterLayout
-from distlion.virtual.route import VirtualRoute
-from distlion.votes.reply import ParameterReply
-from distlion.wire.verdict import Verdict
-
-Grads = Sequence[Tensor | None]
+from distlion.step.diagnostics import Examiner
+from distlion.step.inputs import StepInputs
+from distlion.step.outcome import explain, log_skip
+from distlion.step.param import VotingParam, count_turns, make_segments
+from distlion.step.settings import Settings
+from distlion.virtual.bucket import Side, VirtualBucket, take_rows
+from distlion.votes.roster import Roster
+from distlion.wire.frame import ChunkKind, Header
+from distlion.wire.verdict import Verdict, worst_of
 
 
 class Collection:
     """The gradients that were collected from workers for one step.
 
-    A gradient is encoded into a *vote* when it is added, its momentum moves, and it is released.
-    Where all workers decide together (a single one, a step to be skipped, a norm of all), gradients
-    are *held* until the step ends.
+    A worker votes when it is collected: its gradient is encoded, its momentum moves, and the
+    gradient is released. Where all workers decide together (a single one, a step to be skipped, a
+    norm of all), gradients are *held* until the step ends.
 
     Args:
-        layout: The workers, and the places of their parameters.
+        settings: Settings that do not change from step to step.
+        roster: The workers, by place.
+        params: The trainable parameters; their momenta have shape (workers, *param.shape).
+        buckets: The buckets of all parameters; none for a single worker.
+        examiner: The measurement of workers' agreement; None for none.
         step: The number of this step.
 
     Attributes:
+        buckets: The buckets that vote in this step.
         grad_norms: Norms measured for clipping, by worker; empty without clipping.
     """
 
-    def __init__(self, layout: ClusterLayout, *, step: int) -> None:
-        self._layout = layout
-        self._step = step
-        self._workers: set[int] = set()
-        self._held: dict[int, Grads] = {}
+    def __init__(
+        self,
+        settings: Settings,
+        roster: Roster,
+        params: Sequence[VotingParam],
+        buckets: Sequence[VirtualBucket],
+        examiner: Examiner | None,
+        *,
+        step: int,
+    ) -> None:
+        self._settings, self._roster, self._params, self._step = settings, roster, params, step
+        self._number, turn = divmod(step, count_turns(params))
+        self.buckets = [each for each in buckets if each.params[0].turn == turn]
+        for bucket in self.buckets:
+            bucket.begin()
+        self._examiner = examiner
+        self._excluded = frozenset() if examiner is None else examiner.excluded
         self._samples: dict[int, list[float]] = {}
-        self._excluded = frozenset() if layout.examiner is None else layout.examiner.excluded
-        self._has_moved = False
-        self.is_torn = False
+        self._workers: set[int] = set()
+        self._held: dict[int, StepInputs] = {}
+        self._alone: Sequence[Segment] = ()
+        self._has_moved = self.is_torn = False
         self.grad_norms: dict[int, float] = {}
-        self.routes: Sequence[VirtualRoute] = layout.take_turn(step)
+        clip = settings.clip_norm
+        is_global = clip is not None and clip.scope == "global"
+        self._holds = settings.nonfinite == "skip" or is_global
 
     def check_whole(self) -> None:
         """Raise CheckpointError if momenta have moved for a step that cannot be completed."""
@@ -73,16 +94,35 @@ class Collection:
                 "all have been"
             )
 
-    def add(self, worker: int, grads: Grads, coefficients: Sequence[Coefficients]) -> None:
-        """Encode or hold a worker's gradients.
+    def load(self, worker: int, coefficients: Sequence[Coefficients]) -> StepInputs:
+        """Take a worker's gradients; return the inputs of its vote.
+
+        Raises:
+            StepInputError, SparseGradientError: It cannot vote with them.
+        """
+        inputs = self._make_inputs(worker, coefficients)
+        if self._roster.n_voters == 1:
+            own = take_rows(self._params, worker)
+            self._alone = gather_alone(own, coefficients, step=self._step)
+        for side in self._list_sides(worker):
+            side.load(inputs)
+            side.marks = []  # the gradients leave the parameters
+        verdict = self._join_verdicts(worker)
+        if verdict.status is not Status.OK:
+            problem = "; ".join(inputs.problems[:1])
+            raise explain(verdict, self._params, problem, rank=worker, step=self._step)
+        return inputs
+
+    def add(self, worker: int, inputs: StepInputs) -> None:
+        """Vote with the gradients that a worker has loaded, or hold them.
 
         Raises:
             NonFiniteError: One is not finite, under "raise".
         """
         if self._holds:
-            self._held[worker] = grads
+            self._held[worker] = inputs
         else:
-            self._encode(worker, self._segments_of(worker, grads, coefficients))
+            self._vote({worker: inputs})
         self._workers.add(worker)
 
     def commit(self, coefficients: Sequence[Coefficients]) -> bool:
@@ -91,149 +131,137 @@ class Collection:
         Raises:
             NonFiniteError: A gradient that was held is not finite, under "raise"; nothing moved.
         """
-        if self._layout.n_workers == 1:
+        if self._roster.n_voters == 1:
             return self._commit_alone(coefficients)
-        if not self._release_held(coefficients):
+        if not self._vote(dict(sorted(self._held.items()))):
             return False
-        self._apply_replies(coefficients)
+        coins = self._coins_of(0)
+        for bucket in self.buckets:
+            bucket.count(coins, coefficients)
+        self._examine(coefficients)
+        for bucket in self.buckets:
+            bucket.commit(coefficients, self._rounding(coins))
         return True
 
-    @property
-    def _holds(self) -> bool:
-        """True if gradients wait for each other, because all of them decide."""
-        settings = self._layout.settings
-        clip = settings.clip_norm
-        is_global = clip is not None and clip.scope == "global"
-        return self._layout.n_workers == 1 or settings.nonfinite == "skip" or is_global
+    def _list_sides(self, worker: int) -> list[Side]:
+        return [bucket.sides[worker] for bucket in self.buckets]
 
-    def _encode(self, worker: int, segments: Sequence[Segment]) -> None:
-        """Encode a worker's votes, then move its momenta; NonFiniteError stops it in between."""
-        clip = self._layout.settings.clip_norm
-        if clip is not None and clip.scope == "worker":
-            segments = clip_alone(segments, clip, partial(self._note_norm, worker))
-        coins = self._coins_of(self._layout.roster.ids[worker])
-        segments = list(segments)
-        for route in self.routes:
-            placed = [segments[param.position]._replace(slot=param.slot) for param in route.params]
-            finite = route.encode(worker, placed, coins).tolist()
-            for index, is_finite in enumerate(finite):
-                if not is_finite:
-                    position = route.params[index].position
-                    segments[position] = self._refuse(segments[position], worker)
-        for route in self.routes:
-            # Not before all are encoded, since _refuse may raise.
-            present = [segments[param.position].grad is not None for param in route.params]
-            if worker in self._excluded:
-                route.leave_out(worker)
-            else:
-                route.note(worker, present)
-        self._note_sample(worker, segments)
-        for route in self.routes:
-            mine = [segments[param.position] for param in route.params]
-            route.kernels.update_momentum(mine, [1] * len(mine))
-        self._has_moved = True
+    def _join_verdicts(self, worker: int) -> Verdict:
+        headers = [side.header for side in self._list_sides(worker)]
+        return worst_of([Verdict(Status.OK), *map(Verdict.of, headers)])
+
+    def _make_inputs(self, worker: int, coefficients: Sequence[Coefficients]) -> StepInputs:
+        return StepInputs(
+            rank=worker,
+            header=Header(ChunkKind.VOTE, self._step, 0, worker, 0),
+            coins=self._coins_of(self._roster.ids[worker]),
+            rounding=None,
+            coefficients=coefficients,
+            nonfinite=self._settings.nonfinite,
+            found_inf=False,
+            wants_digest=False,
+            note_norm=partial(self._note_norm, worker),
+            after_encode=lambda: None,
+            is_excluded=worker in self._excluded,
+        )
 
     def _coins_of(self, voter: int) -> Coins:
         """Return a voter's coins in this step, numbered by the votes on the part."""
-        layout = self._layout
-        return Coins(layout.settings.seed, self._step // layout.n_turns, voter)
+        return Coins(self._settings.seed, self._number, voter)
 
     def _note_norm(self, worker: int, norm: float) -> None:
         self.grad_norms[worker] = norm
 
+    def _vote(self, loaded: Mapping[int, StepInputs]) -> bool:
+        """Encode workers' votes, then move their momenta; False where the step is skipped.
+
+        Raises:
+            NonFiniteError: A gradient is not finite, under "raise"; no momentum has moved here.
+        """
+        self._clip(loaded)
+        for worker, inputs in loaded.items():
+            for side in self._list_sides(worker):
+                run_all([side.cast(inputs)])
+            verdict = self._join_verdicts(worker)
+            if verdict.status is not Status.OK:
+                self.is_torn = self._has_moved
+                self._give_up(verdict)
+                return False
+        for worker in loaded:
+            self._note_sample(worker)
+            for side in self._list_sides(worker):
+                side.hand_in()
+            self._has_moved = True
+        return True
+
+    def _clip(self, loaded: Mapping[int, StepInputs]) -> None:
+        """Scale the loaded gradients by the factors of their norms."""
+        clip = self._settings.clip_norm
+        if clip is None:
+            return
+        segments = [
+            [segment for side in self._list_sides(worker) for segment in side.segments]
+            for worker in loaded
+        ]
+        if clip.scope == "worker":
+            notes = [inputs.note_norm for inputs in loaded.values()]
+            clipped = [
+                clip_alone(own, clip, note) for own, note in zip(segments, notes, strict=True)
+            ]
+        else:
+            absent = self._roster.n_voters - len(loaded)
+            clipped = clip_together(segments, absent, clip, self._note_global_norm)
+        for worker, own in zip(loaded, clipped, strict=True):
+            rest = iter(own)
+            for side in self._list_sides(worker):
+                side.segments = [next(rest) for _ in side.segments]
+
     def _note_global_norm(self, norm: float) -> None:
-        self.grad_norms = dict.fromkeys(range(self._layout.n_workers), norm)
+        self.grad_norms = dict.fromkeys(range(self._roster.n_voters), norm)
 
-    def _refuse(self, segment: Segment, worker: int) -> Segment:
-        """Abstain for a parameter that is not finite, or raise."""
-        if self._layout.settings.nonfinite == "abstain":
-            log_abstention([segment.slot.name], rank=worker, step=self._step)
-            return segment._replace(grad=None)
-        self.is_torn = self._has_moved
-        raise self._non_finite(segment.slot.name, worker)
-
-    def _non_finite(self, name: str, worker: int) -> NonFiniteError:
-        return NonFiniteError(
-            f"gradient, direction or new momentum of {name} is not finite on worker {worker}; "
-            "nonfinite='skip' drops such a step, 'abstain' only that worker's votes",
+    def _give_up(self, verdict: Verdict) -> None:
+        """Raise the error found, or log that the step is skipped."""
+        worker = verdict.culprits[0]
+        if self._settings.nonfinite == "skip":
+            log_skip(self._params, verdict, rank=worker, step=self._step)
+            return
+        raise NonFiniteError(
+            f"gradient, direction or new momentum of {self._params[verdict.position].name} is not "
+            f"finite on worker {worker}; nonfinite='skip' drops such a step, 'abstain' only that "
+            "worker's votes",
             rank=worker,
             step=self._step,
             culprits=(worker,),
         )
 
-    def _release_held(self, coefficients: Sequence[Coefficients]) -> bool:
-        """Encode the gradients that waited for each other; False where the step is skipped."""
-        settings = self._layout.settings
-        held: dict[int, Sequence[Segment]] = {
-            worker: self._segments_of(worker, grads, coefficients)
-            for worker, grads in sorted(self._held.items())
-        }
-        if settings.nonfinite != "abstain" and not self._are_finite(held):
-            return False
-        clip = settings.clip_norm
-        if clip is not None and clip.scope == "global":
-            absent = self._layout.n_workers - len(held)
-            clipped = clip_together([*held.values()], absent, clip, self._note_global_norm)
-            held = dict(zip(held, clipped, strict=True))
-        for worker, segments in held.items():
-            self._encode(worker, segments)
-        return True
-
-    def _are_finite(self, held: Mapping[int, Sequence[Segment]]) -> bool:
-        """Check all workers before the momentum of any of them moves."""
-        for worker, segments in held.items():
-            finite = check_finite(segments)
-            if not all(finite):
-                self._give_up(Verdict(Status.NON_FINITE, (worker,), finite.index(False)))
-                return False
-        return True
-
-    def _give_up(self, verdict: Verdict) -> None:
-        """Raise the error found, or log that the step is skipped."""
-        worker = verdict.culprits[0]
-        if self._layout.settings.nonfinite == "raise":
-            raise self._non_finite(self._layout.params[verdict.position].name, worker)
-        log_skip(self._layout.params, verdict, rank=worker, step=self._step)
-
-    def _apply_replies(self, coefficients: Sequence[Coefficients]) -> None:
-        coins = self._coins_of(0)
-        replies: list[ParameterReply] = []
-        for route in self.routes:
-            # Momenta moved when workers were collected.
-            segments = [
-                param.segment(coefficients[param.group], None, param.exp_avg[0])
-                for param in route.params
-            ]
-            route.count(coins)
-            replies += route.list_replies()
-            route.apply(segments, self._rounding(coins))
-        self._examine(replies, coefficients)
-
-    def _note_sample(self, worker: int, segments: Sequence[Segment]) -> None:
-        examiner = self._layout.examiner
+    def _note_sample(self, worker: int) -> None:
+        examiner = self._examiner
         if examiner is not None and examiner.is_due(self._step):
-            voting = sorted(param.position for route in self.routes for param in route.params)
-            self._samples[worker] = examiner.list_numbers({at: segments[at] for at in voting})
+            segments = {
+                param.position: segment
+                for side in self._list_sides(worker)
+                for param, segment in zip(side.params, side.segments, strict=True)
+            }
+            self._samples[worker] = examiner.list_numbers(segments)
 
-    def _examine(
-        self, replies: Sequence[ParameterReply], coefficients: Sequence[Coefficients]
-    ) -> None:
+    def _examine(self, coefficients: Sequence[Coefficients]) -> None:
         """Diagnose the step; a worker that was not collected has no gradient."""
-        examiner, workers = self._layout.examiner, range(self._layout.n_workers)
+        examiner, workers = self._examiner, range(self._roster.n_voters)
         if examiner is None or not examiner.is_due(self._step):
             return
-        nothing: Grads = [None] * len(self._layout.params)
         for worker in set(workers) - set(self._samples):
-            self._note_sample(worker, self._segments_of(worker, nothing, coefficients))
+            for side in self._list_sides(worker):
+                side.load_absent(coefficients)
+            self._note_sample(worker)
+        replies = [reply for bucket in self.buckets for reply in bucket.list_replies()]
         examiner.conclude(self._step, [self._samples[worker] for worker in workers], replies)
 
     def _commit_alone(self, coefficients: Sequence[Coefficients]) -> bool:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        params, settings = self._layout.params, self._layout.settings
-        grads = self._held.get(0, [None] * len(params))
+        settings, absent = self._settings, [None] * len(self._params)
         verdict = commit_alone(
-            params,
-            self._segments_of(0, grads, coefficients),
+            self._params,
+            self._alone or make_segments(take_rows(self._params, 0), absent, coefficients, 1.0),
             clip=make_clip_alone(settings.clip_norm),
             note_norm=partial(self._note_norm, 0),
             nonfinite=settings.nonfinite,
@@ -244,13 +272,5 @@ class Collection:
             self._give_up(verdict)
         return verdict.status is Status.OK
 
-    def _segments_of(
-        self, worker: int, grads: Grads, coefficients: Sequence[Coefficients]
-    ) -> list[Segment]:
-        return [
-            param.segment(coefficients[param.group], grads[index], param.exp_avg[worker])
-            for index, param in enumerate(self._layout.params)
-        ]
-
     def _rounding(self, coins: Coins) -> Coin | None:
-        return coins.rounding if self._layout.settings.rounding == "stochastic" else None
+        return coins.rounding if self._settings.rounding == "stochastic" else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,10 +13,10 @@ from torch.optim.optimizer import Optimizer
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
 from distlion.local.around import Inner, check_inner
-from distlion.local.inner_state import find_broken, reset_broken
-from distlion.local.late_vote import move_on
+from distlion.local.inner_state import reset_broken
+from distlion.local.late_vote import LateVote
 from distlion.local.outer_step import OuterStage, OuterStep
-from distlion.local.pairs import copy_to_common, find_delta
+from distlion.local.pairs import LocalPairs, copy_to_common, set_deltas, take_common
 from distlion.step.newcomers import Newcomers
 from distlion.step.traffic import Traffic
 from distlion.virtual.cluster import VirtualCluster
@@ -23,6 +24,21 @@ from distlion.votes.aggregation import Aggregation
 from distlion.wire.pattern import Exchange
 
 MakeInner = Callable[[list[nn.Parameter]], Inner]
+
+
+@dataclass
+class _Worker:
+    """A worker: its own parameters, and what moves them.
+
+    Attributes:
+        own: Its parameters, in the order of the model's; frozen ones are the model's.
+        inner: Its inner optimizer.
+        pairs: Those that votes move, each with its common point.
+    """
+
+    own: list[nn.Parameter]
+    inner: Optimizer
+    pairs: LocalPairs
 
 
 class VirtualLocalSteps:
@@ -89,9 +105,6 @@ class VirtualLocalSteps:
         self._stage = [param for _, param in named]
         self._names = [name or f"parameter {place}" for place, (name, _) in enumerate(named)]
         self._schedule = Schedule(every, delay, parts)
-        # Each worker's parameters at the start of a vote whose outcome is still to be taken.
-        self._begun: list[list[Tensor]] = []
-        self._begun_turn = 0
         trained = [param for param in self._stage if param.requires_grad]
         self._schedule.check_tensors(trained)
         step = OuterStep.choose(
@@ -113,8 +126,12 @@ class VirtualLocalSteps:
             diagnose_every=diagnose_every,
             seed=seed,
         )
-        self._params = [own, *(self._copy_params() for _ in range(workers - 1))]
-        self.inners: tuple[Optimizer, ...] = (inner, *map(self._start_inner, self._params[1:]))
+        self._workers = [
+            self._pair(own, inner),
+            *(self._start_worker() for _ in range(workers - 1)),
+        ]
+        # A vote of each worker whose outcome it has still to take.
+        self._late: list[LateVote] = []
         # Places of workers that came since the last vote, and abstain from the next.
         self._newcomers: set[int] = set()
         self._turn = self._calls = 0
@@ -144,19 +161,28 @@ class VirtualLocalSteps:
             **options,
         )
 
-    def _start_inner(self, own: list[nn.Parameter]) -> Optimizer:
-        """Make the inner optimizer of a worker, over its own parameters.
+    def _start_worker(self) -> _Worker:
+        """Make a worker with the model's parameters.
 
         Raises:
-            InvalidArgumentError: It does not have the parameters of the first worker's.
+            InvalidArgumentError: Its inner optimizer does not have the first worker's parameters.
         """
+        own = self._copy_params()
         inner = check_inner(self._make_inner(own))
         if self._find_order(inner, own) != self._trained:
             raise InvalidArgumentError(
                 "make_inner gave two workers their parameters in different orders. Expected equal "
                 "groups on all workers. Let it depend on its argument alone"
             )
-        return inner
+        return self._pair(own, inner)
+
+    def _pair(self, own: list[nn.Parameter], inner: Optimizer) -> _Worker:
+        pairs = LocalPairs(None)
+        pairs.pairs = [
+            (own[n], common) for n, common in zip(self._trained, self._common, strict=True)
+        ]
+        pairs.turns = self._votes.turns
+        return _Worker(own, inner, pairs)
 
     def _find_order(self, inner: Optimizer, own: Sequence[Tensor]) -> list[int]:
         """Return the places of trainable parameters, in the order of an inner optimizer.
@@ -194,7 +220,12 @@ class VirtualLocalSteps:
     @property
     def workers(self) -> int:
         """Number of workers."""
-        return len(self._params)
+        return len(self._workers)
+
+    @property
+    def inners(self) -> tuple[Optimizer, ...]:
+        """Each worker's inner optimizer."""
+        return tuple(worker.inner for worker in self._workers)
 
     @property
     def local_step(self) -> int:
@@ -219,7 +250,7 @@ class VirtualLocalSteps:
 
     def worker_params(self, worker: int) -> list[Tensor]:
         """Return the parameters of a worker, in order; frozen ones are the model's."""
-        return [each.detach() for each in self._params[worker]]
+        return [each.detach() for each in self._workers[worker].own]
 
     @property
     def traffic(self) -> Traffic:
@@ -246,16 +277,16 @@ class VirtualLocalSteps:
                 f"worker {worker} is collected; expected worker {self._turn} of {self.workers}, "
                 "in order, then step()"
             )
-        own = self._params[worker]
+        own = self._workers[worker].own
         for number in self._trained:
             staged = self._stage[number]
             own[number].grad, staged.grad = staged.grad, None
         with torch.enable_grad():
-            self.inners[worker].step()
+            self._workers[worker].inner.step()
         for number in self._trained:
             own[number].grad = None
         self._turn += 1
-        self._set_stage(self._params[self._turn % self.workers])
+        self._show(self._turn % self.workers)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -275,17 +306,20 @@ class VirtualLocalSteps:
         self._calls += 1
         self._since = [steps + 1 for steps in self._since]
         place = self._calls % self._schedule.interval
-        if self._begun and place == self._schedule.delay:
+        if place == self._schedule.delay:
             self._land()
         if place == 0 and self._schedule.delay:
             turn = self._votes_on
-            begun = [[each.clone() for each in self._list_part(own, turn)] for own in self._params]
+            late = [
+                LateVote([param.clone() for param, _ in worker.pairs.of(turn)], turn)
+                for worker in self._workers
+            ]
             self._cast(turn)
-            self._begun, self._begun_turn = begun, turn  # only of a vote that has an outcome
+            self._late = late  # only of a vote that has an outcome
         elif place == 0:
             self._vote_in_turn()
             self._newcomers = set()
-        self._set_stage(self._params[0])
+        self._show(0)
 
     @torch.no_grad()
     def vote(self) -> None:
@@ -304,9 +338,9 @@ class VirtualLocalSteps:
         while any(self._since):
             self._vote_in_turn()
         self._newcomers = set()
-        for turn in range(self._schedule.parts):
-            self._take_common(turn)
-        self._set_stage(self._params[0])
+        for worker in self._workers:
+            take_common(worker.pairs.pairs)
+        self._show(0)
 
     @torch.no_grad()
     def change_workers(self, ids: Sequence[int], *, newcomers: Newcomers = "zeros") -> None:
@@ -336,79 +370,43 @@ class VirtualLocalSteps:
             )
         is_collected, before = self._turn > 0, self._votes.ids
         self._votes.change_workers(ids, newcomers=newcomers)
-        places = {identity: place for place, identity in enumerate(before)}
-        params, inners = [], []
-        for identity in ids:
-            if identity in places:
-                params.append(self._params[places[identity]])
-                inners.append(self.inners[places[identity]])
-                continue
-            params.append(self._copy_params())
-            inners.append(self._start_inner(params[-1]))
-        self._params, self.inners = params, tuple(inners)
-        self._newcomers = {place for place, each in enumerate(ids) if each not in places}
+        known = dict(zip(before, self._workers, strict=True))
+        self._workers = [known.get(identity) or self._start_worker() for identity in ids]
+        self._newcomers = {place for place, identity in enumerate(ids) if identity not in known}
         for place in self._newcomers:
-            moving = self._list_moving(params[place])
-            for param, common in zip(moving, self._common, strict=True):
-                param.copy_(common)
+            take_common(self._workers[place].pairs.pairs)
         self._turn = len(ids) if is_collected else 0
-        self._set_stage(self._params[0])
+        self._show(0)
 
     def _vote_in_turn(self) -> None:
         turn = self._votes_on
         self._cast(turn)
-        self._take_common(turn)
-        self._reset_broken(turn)
+        for place, worker in enumerate(self._workers):
+            take_common(worker.pairs.of(turn))
+            self._reset_broken(place, turn)
 
-    def _reset_broken(self, turn: int) -> None:
+    def _reset_broken(self, place: int, turn: int) -> None:
         """Begin with a fresh inner state where it is not finite."""
-        for worker, (inner, own) in enumerate(zip(self.inners, self._params, strict=True)):
-            reset_broken(inner, self._list_part(own, turn), worker=worker)
-
-    def _take_common(self, turn: int) -> None:
-        for own in self._params:
-            common = self._list_part(self._common, turn, is_whole=False)
-            for target, param in zip(common, self._list_part(own, turn), strict=True):
-                param.copy_(target)
+        worker = self._workers[place]
+        reset_broken(worker.inner, [param for param, _ in worker.pairs.of(turn)], worker=place)
 
     def _cast(self, turn: int) -> None:
         """Vote on all workers' deltas of a part, without moving the workers."""
-        for worker, own in enumerate(self._params):
-            broken = set(find_broken(self.inners[worker], self._list_part(own, turn)))
-            common = self._list_part(self._common, turn, is_whole=False)
-            for start, param in zip(common, self._list_part(own, turn), strict=True):
-                is_present = self._since[turn] and worker not in self._newcomers
-                start.grad = find_delta(param, start) if is_present else None
-                if start.grad is not None and param in broken:
-                    start.grad.fill_(torch.nan)
-            self._votes.collect(worker)
+        for place, worker in enumerate(self._workers):
+            if self._since[turn] and place not in self._newcomers:
+                set_deltas(worker.pairs.of(turn), worker.inner)
+            self._votes.collect(place)
         self._votes.step()
         self._since[turn] = 0
 
     def _land(self) -> None:
         """Take the outcome of a late vote; a real one would have traveled until now."""
-        turn = self._begun_turn
-        for own, begun in zip(self._params, self._begun, strict=False):
-            common = self._list_part(self._common, turn, is_whole=False)
-            for param, end, start in zip(self._list_part(own, turn), common, begun, strict=True):
-                move_on(param, end, start)
-        if self._begun:
-            self._reset_broken(turn)
-        self._begun = []
-        self._set_stage(self._params[0])
+        begun, self._late = self._late, []
+        for place, late in enumerate(begun):
+            late.land(self._workers[place].pairs.of(late.turn))
+            self._reset_broken(place, late.turn)
 
-    def _list_part(
-        self, params: Sequence[Tensor], turn: int, *, is_whole: bool = True
-    ) -> list[Tensor]:
-        """List a part's parameters, of a whole worker or of those that votes move."""
-        moving = self._list_moving(params) if is_whole else params
-        pairs = zip(moving, self._votes.turns, strict=True)
-        return [param for param, own in pairs if own == turn]
-
-    def _list_moving(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """List the parameters of a worker that votes move."""
-        return [params[number] for number in self._trained]
-
-    def _set_stage(self, params: Sequence[Tensor]) -> None:
+    def _show(self, place: int) -> None:
+        """Let the model hold a worker's parameters."""
         for number in self._trained:
-            self._stage[number].copy_(params[number])
+            self._stage[number].copy_(self._workers[place].own[number])

@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.step.momentum import MomentumSchedule
 from distlion.step.newcomers import Newcomers, begin_momentum
 from distlion.step.settings import Settings
-from distlion.virtual.layout import ClusterLayout
 from distlion.votes.roster import Roster
 from distlion.wire.frame import MAX_WORKERS
 
@@ -106,21 +103,3 @@ def read_worker(worker: Any) -> int:
         except TypeError:
             pass
     raise UnsupportedTypeError(f"worker={worker!r}: expected an integer")
-
-
-def average_momenta(stage: MomentumSchedule, layout: ClusterLayout, *, step: int) -> None:
-    """Average the momenta that ``momentum_sync`` selects after a step, as real workers would.
-
-    Args:
-        stage: The schedule of averages.
-        layout: The workers, whose momenta are written.
-        step: The step that has just been applied.
-    """
-    momenta = [layout.exp_avg(worker) for worker in range(layout.n_workers)]
-    for rows in stage.list_rows(step):
-        joined = [rows.join([mine[param.position] for param in rows.params]) for mine in momenta]
-        votes = torch.stack([rows.encode(row).view(-1) for row in joined])
-        reply = rows.reduce(votes, torch.ones(len(joined), 1, dtype=torch.bool, device="cpu"), 0)
-        for worker, row in enumerate(joined):
-            for param, mean in rows.settle(row, reply.view(len(joined), -1)):
-                momenta[worker][param.position].view(-1).copy_(mean)

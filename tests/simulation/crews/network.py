@@ -280,5 +280,4 @@ class CrewStore:
 
 def _shorten(value: Any) -> str:
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    # A state of the rendezvous; torch numbers its handlers through all schedules.
     return text if len(text) < 400 else "much"

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distlion.crew.rendezvous import STORE_TIMEOUT_S
+from distlion.crew.store import STORE_TIMEOUT_S
 from simulation.crews.estimates import NOTHING
 from simulation.crews.plan import WAIT_S
 from simulation.crews.play import CrewOutcome
@@ -35,7 +35,7 @@ from simulation.crews.worker import CrewDiary, Entry
 OVER = "the run is over"
 FEW = "fewer than"
 NO_STORE = "store"
-APART, BESIDE = "not to each other", "others train"
+APART = "not to each other"
 
 
 def find_crew_violations(outcome: CrewOutcome) -> list[str]:
@@ -225,7 +225,7 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             # In a slow network it may have failed each time that it was let in.
             if len(there) >= least and not outcome.plan.is_slow:
                 yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
-        elif outcome.plan.is_beyond_limits and (APART in text or BESIDE in text):
+        elif outcome.plan.is_beyond_limits and APART in text:
             continue
         elif NO_STORE not in text or not _may_miss_store(outcome):
             yield f"worker {diary.number} was sent away: {text}"

@@ -13,8 +13,7 @@ from torch import Tensor
 
 import distlion
 from distlion.crew import CrewLion
-from distlion.crew.epoch import Epoch
-from distlion.crew.member import Member
+from distlion.crew.epoch import Epoch, Member
 from distlion.errors import DistlionError
 from distlion.votes.registry import RULES
 from simulation.crews.estimates import Said, find_said
