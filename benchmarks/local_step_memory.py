@@ -61,7 +61,7 @@ def measure(n_tensors: int, options: dict[str, object]) -> tuple[float, float]:
         inner,
         every=10**6,
         exchange=distlion.AllReduce(),
-        check_every=None,
+        replicas=distlion.Replicas(check_every=None),
         **options,  # type: ignore[arg-type]
     )
     peak = steady = kept = 0

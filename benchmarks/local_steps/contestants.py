@@ -119,7 +119,7 @@ class StepVote:
         self._grads = _draw_like(params)
         self._params = params
         self.optimizer = distlion.DistributedLion(
-            params, _RATE, exchange=AllReduce(), check_every=None
+            params, _RATE, exchange=AllReduce(), replicas=distlion.Replicas(check_every=None)
         )
 
     def prepare(self) -> None:
@@ -145,7 +145,7 @@ class DeltaVote:
             torch.optim.AdamW(params, _RATE),
             every=_NEVER,
             exchange=AllReduce(),
-            check_every=None,
+            replicas=distlion.Replicas(check_every=None),
             **options,  # type: ignore[arg-type]
         )
 

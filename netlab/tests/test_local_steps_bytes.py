@@ -48,7 +48,10 @@ PROGRAM = textwrap.dedent(
         param.grad = torch.randn_like(param)
     options = {"exchange": distlion.AllReduce(), **eval(f"dict({arguments})")}
     optimizer = distlion.LocalSteps(
-        torch.optim.SGD(params, 0.1), every=every, check_every=None, **options
+        torch.optim.SGD(params, 0.1),
+        every=every,
+        replicas=distlion.Replicas(check_every=None),
+        **options,
     )
     plans = []
     for step in range(periods * every):

@@ -146,8 +146,8 @@ _SYNC_OF_SOME = {
         every=3, select=("head_*", "body_gain"), dtype=torch.bfloat16
     )
 }
-_STOCHASTIC = {"rounding": "stochastic", "exp_avg_dtype": torch.float32}
-_EXCLUDE = {"on_disagreement": "exclude", "diagnose_every": 2}
+_STOCHASTIC = {"precision": distlion.Precision(exp_avg=torch.float32, rounding="stochastic")}
+_EXCLUDE = {"agreement": distlion.Agreement(every=2, on_disagreement="exclude")}
 _ABSTAIN, _SKIP = {"nonfinite": "abstain"}, {"nonfinite": "skip"}
 _CUT = ("all-reduce",)
 
@@ -185,10 +185,14 @@ SPARE_OPTIONS: dict[str, Option] = {
     "weights, mesh": Option(is_sharded=True, weights=_WEIGHTS, patterns=_ONE),
     "bfloat16": Option(dtype=torch.bfloat16, patterns=_FEW),
     "bfloat16, all stochastic": Option(
-        {"rounding": "stochastic"}, dtype=torch.bfloat16, patterns=_FEW
+        {"precision": distlion.Precision(rounding="stochastic")},
+        dtype=torch.bfloat16,
+        patterns=_FEW,
     ),
     "float16": Option(dtype=torch.float16, patterns=_FEW),
-    "momenta in bfloat16": Option({"exp_avg_dtype": torch.bfloat16}, patterns=_FEW),
+    "momenta in bfloat16": Option(
+        {"precision": distlion.Precision(exp_avg=torch.bfloat16)}, patterns=_FEW
+    ),
     "momentum sync of some": Option(_SYNC_OF_SOME, patterns=_FEW),
     "excluded": Option(_EXCLUDE, disturbance="opposed", patterns=_FEW),
     "abstained": Option(_ABSTAIN, disturbance="broken", patterns=_FEW),
@@ -380,7 +384,7 @@ def _patterns_of(rule: str, name: str) -> list[str]:
 def _is_refused(rule: str, option: Option) -> bool:
     """Return whether the optimizer refuses a rule with an option, by design."""
     given = ALL_RULES[rule]
-    if "on_disagreement" in option.arguments and given.aggregation.worker_state:
+    if "agreement" in option.arguments and given.aggregation.worker_state:
         return True  # an estimate remembers votes that did not count
     masks = given.cautious or isinstance(given.aggregation, distlion.MaskedVote)
     return option.orthogonalizes and masks

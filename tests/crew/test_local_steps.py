@@ -137,7 +137,14 @@ def strike_while_forming(
         elif rank == 1 and not faults.armed:
             faults.arm(rank=crew.id, step=STRUCK_AT, point=point, action=lambda _: strike(store))
 
-    result = train(crew, seed=rank, size=size, each=act, init_timeout_s=3, outer_momentum=0.5)
+    result = train(
+        crew,
+        seed=rank,
+        size=size,
+        each=act,
+        timeouts=distlion.Timeouts(init_s=3, step_s=4),
+        outer_momentum=0.5,
+    )
     return {**result, "struck": store.add("struck", 0)}
 
 
@@ -250,7 +257,7 @@ def take_local_steps_meanwhile(rank: int, size: int, port: int) -> dict[str, Any
         else:
             await_true(lambda: store.check(["waits"]))
 
-    result = train(crew, seed=rank, size=size, each=act, step_timeout_s=20)
+    result = train(crew, seed=rank, size=size, each=act, timeouts=distlion.Timeouts(step_s=20))
     return {**result, "struck": store.add("struck", 0)}
 
 

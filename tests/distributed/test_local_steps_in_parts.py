@@ -99,7 +99,14 @@ def test_outer_steps_and_outcomes_taken_later_give_the_bits_of_the_oracle() -> N
 def train_with_lion(rank: int, world_size: int, nodes: bool) -> Ended:
     params = make_params(SHAPES)
     options: Options = {"nodes": distlion.Nodes(ranks_per_node=2)} if nodes else {}
-    optimizer = make(params, **SETTINGS, outer="lion", outer_lr=1e-2, diagnose_every=1, **options)
+    optimizer = make(
+        params,
+        **SETTINGS,
+        outer="lion",
+        outer_lr=1e-2,
+        agreement=distlion.Agreement(every=1),
+        **options,
+    )
     for turn in range(PARTS + 1):
         before, plan = optimizer.traffic.sent_bytes, optimizer.plan.sent_bytes
         train(optimizer, params.values(), rank, INTERVAL * turn, INTERVAL * (turn + 1))
@@ -121,7 +128,7 @@ def test_outer_lion_gives_the_bits_of_virtual_workers() -> None:
         workers=N_WORKERS,
         outer="lion",
         outer_lr=1e-2,
-        diagnose_every=1,
+        agreement=distlion.Agreement(every=1),
         **SETTINGS,
     )
     train_virtually(cluster, params.values(), 0, EVERY + INTERVAL)
@@ -188,7 +195,11 @@ def call_apart(rank: int, world_size: int, call: str) -> list[Caught | None]:
         params = make_params(SHAPES)
         # Of its own, as the error ends all optimizers of a group.
         group = dist.new_group(list(range(world_size)))
-        options = {"step_timeout_s": 10, "exchange": distlion.AllReduce(), "process_group": group}
+        options = {
+            "timeouts": distlion.Timeouts(step_s=10),
+            "exchange": distlion.AllReduce(),
+            "process_group": group,
+        }
         optimizer = make(params, **SETTINGS, **options)
         last = INTERVAL * (turn + 1)
         train(optimizer, params.values(), rank, 0, last - 1)
@@ -230,7 +241,9 @@ def test_parts_are_divided_anew_where_parameters_are_added() -> None:
 def repair(rank: int, world_size: int) -> Ended:
     """The common point of rank 1 is damaged in a part that does not vote, and repaired."""
     params = make_params(SHAPES)
-    optimizer = make(params, **SETTINGS, check_every=1, on_mismatch="repair")
+    optimizer = make(
+        params, **SETTINGS, replicas=distlion.Replicas(check_every=1, on_mismatch="repair")
+    )
     train(optimizer, params.values(), rank, 0, 2 * INTERVAL - 1)
     if rank == 1:
         optimizer.common_point[2][0] += 1

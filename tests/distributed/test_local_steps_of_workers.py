@@ -259,7 +259,7 @@ def test_a_vote_out_of_turn_ends_a_period() -> None:
 def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     """The common point of rank 1 is damaged in memory, and repaired after the next vote."""
     params = make_params(SHAPES)
-    optimizer = make(params, check_every=1, on_mismatch="repair")
+    optimizer = make(params, replicas=distlion.Replicas(check_every=1, on_mismatch="repair"))
     train(optimizer, params.values(), rank, 0, EVERY + 1)
     if rank == 1:
         optimizer.common_point[0][0] += 1
@@ -270,7 +270,7 @@ def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
 def repair_between_votes(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     """Rank 1 has begun its period at a common point that was damaged."""
     params = make_params(SHAPES)
-    optimizer = make(params, on_mismatch="repair")
+    optimizer = make(params, replicas=distlion.Replicas(on_mismatch="repair"))
     train(optimizer, params.values(), rank, 0, EVERY)
     if rank == 1:
         optimizer.common_point[0][0] += 1

@@ -14,7 +14,7 @@ from distlion.crew.carried import encode_state
 from distlion.crew.epoch import Epoch
 from distlion.crew.groups import check_groups, describe_groups, take_groups
 from distlion.crew.membership import Membership
-from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
+from distlion.crew.optimizer import CrewLion
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
 from distlion.local.around import Inner
@@ -197,7 +197,6 @@ class CrewLocalSteps(LocalSteps):
         self._open_votes = partial(  # type: ignore[method-assign]
             CrewVotes, membership, buffers
         )
-        options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         super().__init__(inner, **options)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from distlion.errors import CheckpointError
-from distlion.local.arguments import Schedule
+from distlion.local.arguments import Schedule, check_agreement
 from distlion.local.around import AroundInner, Inner
 from distlion.local.inner_state import do_inner_step, is_creating_state
 from distlion.local.outer_step import OuterStep
@@ -21,12 +21,15 @@ from distlion.local.votes import LocalVotes, Progress
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.saved_state import reading_state
 from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import refusing_former
 from distlion.step.diagnostics import Diagnosis
 from distlion.step.nodes import Nodes
+from distlion.step.replicas import Replicas
+from distlion.step.timeouts import Timeouts
 from distlion.step.traffic import Traffic
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.pattern import Exchange
-from distlion.wire.roll_call import BUSY_TIMEOUT_S
 from distlion.wire.transport import ByteCount
 
 
@@ -66,8 +69,8 @@ class LocalSteps(AroundInner):
         common_device: Device of the common point and of the rule's state, such as "cpu" where a GPU
             has no memory for them; None: each parameter's own device.
         exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
-        on_mismatch, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
-        step_timeout_s, busy_timeout_s, seed: Likewise; steps are votes there.
+        bucket_elements, replicas, timeouts, seed: Likewise; steps are votes there.
+        agreement: Likewise, without "exclude".
 
     Raises:
         InvalidArgumentError: A value is out of range, or does not fit another.
@@ -90,8 +93,8 @@ class LocalSteps(AroundInner):
         ``committed_step`` counts these. Part s % P votes after s committed votes; a part whose vote
         failed votes again in the next turn. The first votes on parts cover H / P, 2 H / P, ... H
         steps. ``vote()`` votes on all parts, one after the other; if one of these votes fails, the
-        earlier ones stand. ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all
-        parts. Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
+        earlier ones stand. ``replicas`` counts votes on parts, ``agreement`` rounds of all parts.
+        Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
         synchronized; see ``average_buffers``.
 
     Example:
@@ -105,6 +108,7 @@ class LocalSteps(AroundInner):
 
     _step_supports_amp_scaling = True
 
+    @refusing_former
     def __init__(
         self,
         inner: Inner,
@@ -124,13 +128,10 @@ class LocalSteps(AroundInner):
         weight: int = 1,
         process_group: dist.ProcessGroup | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
-        on_mismatch: Literal["raise", "repair"] = "raise",
         bucket_elements: int | None = None,
-        check_every: int | None = 1000,
-        diagnose_every: int | None = None,
-        init_timeout_s: float = 300,
-        step_timeout_s: float = 60,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        replicas: Replicas = Replicas(),
+        agreement: Agreement = Agreement(),
+        timeouts: Timeouts = Timeouts(),
         seed: int = 0,
     ) -> None:
         super().__init__(inner)
@@ -148,13 +149,10 @@ class LocalSteps(AroundInner):
             weight=weight,
             process_group=process_group,
             nonfinite=nonfinite,
-            on_mismatch=on_mismatch,
             bucket_elements=bucket_elements,
-            check_every=check_every,
-            diagnose_every=diagnose_every,
-            init_timeout_s=init_timeout_s,
-            step_timeout_s=step_timeout_s,
-            busy_timeout_s=busy_timeout_s,
+            replicas=replicas,
+            agreement=check_agreement(agreement),
+            timeouts=timeouts,
             seed=seed,
         )
 

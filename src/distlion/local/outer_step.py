@@ -13,12 +13,11 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.step.alone import check_finite, gather_alone
+from distlion.step.arguments import check_choice, check_number
 from distlion.step.bucket import abstain
-from distlion.step.hyperparameters import check_number
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import describe_problem
 from distlion.step.param import VotingParam
-from distlion.step.settings import check_choice
 from distlion.step.stage import Replied, Stage
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.majority import MajorityVote

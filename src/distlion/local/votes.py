@@ -28,6 +28,7 @@ from distlion.optim.arguments import label_params
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.step.gradients import UseWatch
 from distlion.step.outcome import describe_problem
+from distlion.step.precision import Precision
 from distlion.step.shard_pieces import ShardPieces
 from distlion.votes.aggregation import Aggregation
 
@@ -106,7 +107,7 @@ class LocalVotes:
             outer.vote_betas,
             aggregation=outer.choose_rule(aggregation),
             # Without betas nothing reads it, so it takes the smallest dtype.
-            exp_avg_dtype=None if outer.kind == "lion" else torch.bfloat16,
+            precision=Precision(exp_avg=None if outer.kind == "lion" else torch.bfloat16),
             **options,
         )
         ranks = self.common.session.ranks

@@ -253,4 +253,4 @@ class Collection:
         ]
 
     def _rounding(self, coins: Coins) -> Coin | None:
-        return coins.rounding if self._layout.settings.rounding == "stochastic" else None
+        return coins.rounding if self._layout.settings.precision.is_stochastic else None

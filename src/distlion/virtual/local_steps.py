@@ -10,13 +10,16 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError
-from distlion.local.arguments import Schedule
+from distlion.local.arguments import Schedule, check_agreement
 from distlion.local.around import Inner, check_inner
 from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.late_vote import move_on
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import copy_to_common, find_delta
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import refusing_former
 from distlion.step.newcomers import Newcomers
+from distlion.step.precision import Precision
 from distlion.step.traffic import Traffic
 from distlion.virtual.cluster import VirtualCluster
 from distlion.votes.aggregation import Aggregation
@@ -40,7 +43,7 @@ class VirtualLocalSteps:
         every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
         nesterov, outer, outer_betas: Likewise.
         exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
-        nonfinite, bucket_elements, diagnose_every, seed: As for ``VirtualCluster``; gradients are
+        nonfinite, bucket_elements, agreement, seed: As for ``VirtualCluster``; gradients are
             deltas there.
 
     Raises:
@@ -63,6 +66,7 @@ class VirtualLocalSteps:
         ...     cluster.step()
     """
 
+    @refusing_former
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
@@ -82,7 +86,7 @@ class VirtualLocalSteps:
         exchange: Exchange | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         bucket_elements: int | None = None,
-        diagnose_every: int | None = None,
+        agreement: Agreement = Agreement(),
         seed: int = 0,
     ) -> None:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
@@ -110,7 +114,7 @@ class VirtualLocalSteps:
             exchange=exchange,
             nonfinite=nonfinite,
             bucket_elements=bucket_elements,
-            diagnose_every=diagnose_every,
+            agreement=check_agreement(agreement),
             seed=seed,
         )
         self._params = [own, *(self._copy_params() for _ in range(workers - 1))]
@@ -139,7 +143,7 @@ class VirtualLocalSteps:
             step.vote_lr,
             step.vote_betas,
             aggregation=step.choose_rule(aggregation),
-            exp_avg_dtype=None if step.kind == "lion" else torch.bfloat16,
+            precision=Precision(exp_avg=None if step.kind == "lion" else torch.bfloat16),
             workers=workers,
             **options,
         )
