@@ -59,7 +59,7 @@ class Agreement:
 
     @property
     def excludes(self) -> bool:
-        """Whether votes of workers that disagree do not count."""
+        """True if votes of workers that disagree do not count."""
         return self.on_disagreement == "exclude"
 
 

@@ -49,7 +49,7 @@ class Precision:
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether parameters are rounded at random."""
+        """True if parameters are rounded at random."""
         return self.rounding == "stochastic"
 
     def check_suits(self, dtypes: Collection[torch.dtype]) -> None:
