@@ -244,19 +244,6 @@ LOCAL_OPTIONS: dict[str, Option] = {
 }
 """Options of ``DELTA_RULES``."""
 
-_OUTER_LION = {"outer": "lion", "outer_lr": 1e-2}
-
-OUTER_LION_OPTIONS: dict[str, Option] = {
-    "outer lion": Option({**_EVERY, **_OUTER_LION}, inner="lion", patterns=(*_FEW, DOUBLING)),
-    "outer lion, late parts": Option(
-        {**_LATE_PARTS, **_OUTER_LION, "outer_betas": (0.8, 0.95)}, inner="lion", patterns=_FEW
-    ),
-    "outer lion, adamw": Option(
-        {**_EVERY, **_OUTER_LION}, inner="adamw", patterns=_FEW, is_machine_bound=True
-    ),
-}
-"""Options of ``REPRESENTATIVES`` that are not cautious."""
-
 CLIENT_OPTIONS: dict[str, Option] = {
     "rounds": Option(patterns=(VIRTUAL,)),
     "rounds, equal": Option(
@@ -269,9 +256,7 @@ CLIENT_OPTIONS: dict[str, Option] = {
 }
 """Options of ``CLIENT_RULES``."""
 
-ALL_OPTIONS = (
-    OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS | LOCAL_OPTIONS | OUTER_LION_OPTIONS | CLIENT_OPTIONS
-)
+ALL_OPTIONS = OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS | LOCAL_OPTIONS | CLIENT_OPTIONS
 
 REPRESENTATIVES = (
     "majority",
@@ -366,8 +351,7 @@ def _options_of(rule: str) -> dict[str, Option]:
         return LOCAL_OPTIONS
     if rule not in REPRESENTATIVES:
         return OPTIONS
-    outer = {} if RULES[rule].cautious else OUTER_LION_OPTIONS
-    return OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS | outer
+    return OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS
 
 
 def _patterns_of(rule: str, name: str) -> list[str]:

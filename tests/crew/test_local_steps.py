@@ -46,7 +46,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "outer_lr": 0.5,
     },
     "estimates": {"aggregation": distlion.EstimateVote()},
-    "lion": {"outer": "lion", "outer_lr": 1e-2},
     "parts": {"parts": 2, "outer_momentum": 0.5},
     "muon and adamw": {"make_inner": make_muon_and_adamw},
 }
@@ -89,7 +88,7 @@ def strike_one(
         ("residuals, momentum", "before_step"),
         ("estimates", "framed"),
         ("parts", "before_commit"),
-        ("lion", "after_commit"),
+        ("plain", "after_commit"),
     ],
 )
 def test_others_vote_again_when_a_worker_is_killed(name: str, point: str) -> None:

@@ -207,7 +207,6 @@ PROGRAMS: dict[str, Program] = {
     "local and late": partial(
         go_local, delay=1, agreement=distlion.Agreement(every=1), common_device="cpu"
     ),
-    "local votes of Lion": partial(go_local, outer="lion", outer_lr=1e-3),
     "checkpoint": partial(save_and_load, is_local=False),
     "local checkpoint": partial(save_and_load, is_local=True),
     "virtual workers": step_alone,

@@ -40,7 +40,7 @@ class LocalSteps(AroundInner):
         y_i = ``every`` steps of ``inner`` from the common point x, with the gradients of worker i
         d_i = x - y_i
         u = s * S, the result of ``aggregation`` over the votes on d_1, ..., d_N
-        x = x - outer_lr * u, or what ``outer`` makes of u; then y_i = x for all i
+        x = x - outer_lr * u, see ``outer_momentum`` too; then y_i = x for all i
         (DiLoCo, arXiv:2311.08105, Algorithm 1, with votes in place of 32 bits)
 
     It shares ``param_groups`` and ``state`` with ``inner``, so that schedulers, clipping and hooks
@@ -58,14 +58,10 @@ class LocalSteps(AroundInner):
             many elements each; a divisor of ``every``. Each part votes every H steps, so some part
             votes every H / P steps (Streaming DiLoCo, arXiv:2501.18512).
         aggregation: Rule for deltas: ``ScaledVote()``, ``ResidualVote()``, ``EstimateVote()`` or
-            ``StochasticVote()``; None for the first. With ``outer="lion"`` any rule of
-            ``DistributedLion``; None for ``MajorityVote()``.
-        outer_lr: Outer learning rate, above 0; None for 1, which applies the result in full.
-            "lion" needs a rate.
+            ``StochasticVote()``; None for the first.
+        outer_lr: Outer learning rate, above 0; 1 applies the result in full.
         outer_momentum: Weight of the momentum of the results, in [0, 1).
         nesterov: Whether that momentum looks ahead.
-        outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
-        outer_betas: Betas of "lion"; None for (0.9, 0.99).
         common_device: Device of the common point and of the rule's state, such as "cpu" where a GPU
             has no memory for them; None: each parameter's own device.
         exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
@@ -117,11 +113,9 @@ class LocalSteps(AroundInner):
         delay: int = 0,
         parts: int = 1,
         aggregation: Aggregation | None = None,
-        outer_lr: float | None = None,
+        outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
         nesterov: bool = False,
-        outer: Literal["sgd", "lion"] = "sgd",
-        outer_betas: tuple[float, float] | None = None,
         common_device: torch.device | str | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
@@ -135,9 +129,7 @@ class LocalSteps(AroundInner):
         seed: int = 0,
     ) -> None:
         super().__init__(inner)
-        step = OuterStep.choose(
-            kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
-        )
+        step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._votes = self._open_votes(
             self._inner,
             Schedule(every, delay, parts),

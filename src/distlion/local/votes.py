@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -28,7 +27,6 @@ from distlion.optim.arguments import label_params
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.step.gradients import UseWatch
 from distlion.step.outcome import describe_problem
-from distlion.step.precision import Precision
 from distlion.step.shard_pieces import ShardPieces
 from distlion.votes.aggregation import Aggregation
 
@@ -87,7 +85,7 @@ class LocalVotes:
         **options: Any,
     ) -> None:
         self._inner, self.schedule = inner, schedule
-        self._is_plain = outer.kind == "sgd" and outer.lr == 1 and not outer.momentum
+        self._is_plain = outer.is_plain
         self.period = LocalPeriod(schedule.parts)
         self._late: LateVote | None = None
         self._voting: Pairs = ()  # their period ends with the vote under way
@@ -103,11 +101,7 @@ class LocalVotes:
         self.common = make(
             [self.stage],
             placed,
-            outer.vote_lr,
-            outer.vote_betas,
-            aggregation=outer.choose_rule(aggregation),
-            # Without betas nothing reads it, so it takes the smallest dtype.
-            precision=Precision(exp_avg=None if outer.kind == "lion" else torch.bfloat16),
+            **outer.list_arguments(aggregation),
             **options,
         )
         ranks = self.common.session.ranks

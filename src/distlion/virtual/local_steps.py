@@ -18,8 +18,6 @@ from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import copy_to_common, find_delta
 from distlion.step.agreement import Agreement
 from distlion.step.arguments import refusing_former
-from distlion.step.newcomers import Newcomers
-from distlion.step.precision import Precision
 from distlion.step.traffic import Traffic
 from distlion.virtual.cluster import VirtualCluster
 from distlion.votes.aggregation import Aggregation
@@ -40,8 +38,8 @@ class VirtualLocalSteps:
             copy of ``params``, which it gets as a list in their order.
         workers: N, 2 or more.
         weights: The number of times that each worker's vote counts; None: once each.
-        every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
-        nesterov, outer, outer_betas: Likewise.
+        every, delay, parts, aggregation, outer_lr, outer_momentum, nesterov: As for
+            ``LocalSteps``.
         exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
         nonfinite, bucket_elements, agreement, seed: As for ``VirtualCluster``; gradients are
             deltas there.
@@ -78,11 +76,9 @@ class VirtualLocalSteps:
         delay: int = 0,
         parts: int = 1,
         aggregation: Aggregation | None = None,
-        outer_lr: float | None = None,
+        outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
         nesterov: bool = False,
-        outer: Literal["sgd", "lion"] = "sgd",
-        outer_betas: tuple[float, float] | None = None,
         exchange: Exchange | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         bucket_elements: int | None = None,
@@ -98,9 +94,7 @@ class VirtualLocalSteps:
         self._begun_turn = 0
         trained = [param for param in self._stage if param.requires_grad]
         self._schedule.check_tensors(trained)
-        step = OuterStep.choose(
-            kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
-        )
+        step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._make_inner, own = make_inner, self._copy_params()
         inner = check_inner(make_inner(own))
         # Places in ``params``, in the order of the inner optimizers.
@@ -140,10 +134,7 @@ class VirtualLocalSteps:
         return VirtualCluster.with_stages(
             [OuterStage(step, parts=self._schedule.parts)],
             list(zip([self._names[n] for n in self._trained], self._common, strict=True)),
-            step.vote_lr,
-            step.vote_betas,
-            aggregation=step.choose_rule(aggregation),
-            precision=Precision(exp_avg=None if step.kind == "lion" else torch.bfloat16),
+            **step.list_arguments(aggregation),
             workers=workers,
             **options,
         )
@@ -313,7 +304,7 @@ class VirtualLocalSteps:
         self._set_stage(self._params[0])
 
     @torch.no_grad()
-    def change_workers(self, ids: Sequence[int], *, newcomers: Newcomers = "zeros") -> None:
+    def change_workers(self, ids: Sequence[int]) -> None:
         """Let these workers vote from the next vote on, as the members of a crew change.
 
         Args:
@@ -321,7 +312,6 @@ class VirtualLocalSteps:
                 before go on; all others begin at the common point with a new inner optimizer, and
                 abstain from the next vote. Call this before the ``step()`` or ``vote()`` in which
                 they come.
-            newcomers: As for ``VirtualCluster.change_workers``, for the momentum of "lion".
 
         Raises:
             InvalidArgumentError: As ``VirtualCluster.change_workers``, a single worker is left,
@@ -339,7 +329,7 @@ class VirtualLocalSteps:
                 "workers or more, and delay=0, as in a crew"
             )
         is_collected, before = self._turn > 0, self._votes.ids
-        self._votes.change_workers(ids, newcomers=newcomers)
+        self._votes.change_workers(ids)
         places = {identity: place for place, identity in enumerate(before)}
         params, inners = [], []
         for identity in ids:
