@@ -38,7 +38,6 @@ CASES: dict[str, dict[str, object]] = {
     "ResidualVote(2)": {"aggregation": distlion.ResidualVote(2)},
     "EstimateVote(1)": {"aggregation": distlion.EstimateVote(1)},
     "EstimateVote(2)": {"aggregation": distlion.EstimateVote(2)},
-    'outer="lion"': {"outer": "lion", "outer_lr": 1e-3},
 }
 _MMAP_THRESHOLD = -3
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -31,9 +31,10 @@ OF_THE_WHOLE = frozenset(
         "seed",
         "timeouts",
         "weight",
+        *FORMER,
     }
 )
-"""Arguments of a whole optimizer, which no param group may have."""
+"""Arguments of a whole optimizer, former ones too, which no param group may have."""
 
 FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
 """Switches of other optimizers that would change a step; no Lion here has them."""
@@ -46,7 +47,7 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         InvalidArgumentError: A value is out of range, or a switch would be ignored.
         UnsupportedTypeError: A value is not a number.
     """
-    for key in sorted((OF_THE_WHOLE | FORMER.keys()) & group.keys()):
+    for key in sorted(OF_THE_WHOLE & group.keys()):
         if key == AGREEMENT_KEY and not isinstance(group[key], Agreement):
             continue  # the running agreement of each worker, which the first group keeps
         raise InvalidArgumentError(
