@@ -65,6 +65,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5, "parts": 2},
     ),
     "late": (make_adamw, {"aggregation": distlion.EstimateVote(), "delay": 3}),
+    "sgd": (make_sgd, {}),
     "local": (make_local, {}),
     "lion": (make_lion, {}),
     "two": (make_two, {"aggregation": distlion.ResidualVote()}),
