@@ -53,7 +53,7 @@ def work(
                 1e-4,
                 exchange=distlion.AllReduce(),
                 bucket_elements=n_elements // n_buckets,
-                check_every=None,
+                replicas=distlion.Replicas(check_every=None),
             )
         )
     seconds = np.zeros((turns, len(cuts), 2))

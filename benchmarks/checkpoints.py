@@ -48,7 +48,9 @@ class Stage:
         torch.manual_seed(0)
         each = params // N_TENSORS
         self.model = nn.ParameterList([nn.Parameter(torch.randn(each)) for _ in range(N_TENSORS)])
-        self.optimizer = distlion.DistributedLion(self.model.named_parameters(), check_every=None)
+        self.optimizer = distlion.DistributedLion(
+            self.model.named_parameters(), replicas=distlion.Replicas(check_every=None)
+        )
         for state in self.optimizer.state.values():
             state["exp_avg"].normal_()
         self.pending: Any = None

@@ -38,7 +38,6 @@ CASES: dict[str, dict[str, object]] = {
     "ResidualVote(2)": {"aggregation": distlion.ResidualVote(2)},
     "EstimateVote(1)": {"aggregation": distlion.EstimateVote(1)},
     "EstimateVote(2)": {"aggregation": distlion.EstimateVote(2)},
-    'outer="lion"': {"outer": "lion", "outer_lr": 1e-3},
 }
 _MMAP_THRESHOLD = -3
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -61,7 +60,7 @@ def measure(n_tensors: int, options: dict[str, object]) -> tuple[float, float]:
         inner,
         every=10**6,
         exchange=distlion.AllReduce(),
-        check_every=None,
+        replicas=distlion.Replicas(check_every=None),
         **options,  # type: ignore[arg-type]
     )
     peak = steady = kept = 0

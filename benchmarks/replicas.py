@@ -42,7 +42,7 @@ def work(rank: int, world_size: int, store: str, params: int, rounds: int, out: 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     param = torch.nn.Parameter(torch.zeros(params))
-    optimizer = distlion.DistributedLion([param], check_every=None)
+    optimizer = distlion.DistributedLion([param], replicas=distlion.Replicas(check_every=None))
     param.grad = torch.randn(params, generator=torch.Generator().manual_seed(rank))
     steps, checks = [], []
     for number in range(rounds + 2):

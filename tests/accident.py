@@ -41,7 +41,7 @@ class Accident:
         victim: The rank.
         busy: A rank that computes until another one has failed.
         world_size: Of how many.
-        timeout_s: ``step_timeout_s``.
+        timeout_s: ``Timeouts.step_s``.
         options: Further arguments of the optimizer.
     """
 
@@ -98,7 +98,7 @@ def make_optimizer(timeout_s: float, options: dict[str, Any]) -> distlion.Distri
         (f"p{index}", torch.nn.Parameter(torch.full((n,), 0.5)))
         for index, n in enumerate((700, 1300, 2100))
     ]
-    limits = {"step_timeout_s": timeout_s, "busy_timeout_s": timeout_s}
+    limits = {"timeouts": distlion.Timeouts(step_s=timeout_s, busy_s=timeout_s)}
     return distlion.DistributedLion(params, lr=1e-2, **{**limits, **options})
 
 

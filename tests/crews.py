@@ -113,7 +113,12 @@ def train(
     model = make_model(seed) if model is None else model
     digests, epochs, said = {}, {}, collect_log()
     with crew:
-        settings = {"lr": 1e-2, "step_timeout_s": 4, "check_every": 5, **options}
+        settings = {
+            "lr": 1e-2,
+            "timeouts": distlion.Timeouts(step_s=4),
+            "replicas": distlion.Replicas(check_every=5),
+            **options,
+        }
         optimizer = crew.optimizer(model.named_parameters(), **settings)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
         crew.carry(scheduler=scheduler)

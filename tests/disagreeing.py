@@ -22,8 +22,7 @@ def make_cluster(workers: int, **options: Any) -> tuple[distlion.VirtualCluster,
         "lr": LR,
         "betas": (BETA1, BETA2),
         "aggregation": distlion.TernaryVote(),
-        "diagnose_every": 1,
-        "on_disagreement": "exclude",
+        "agreement": distlion.Agreement(every=1, on_disagreement="exclude"),
         **options,
     }
     return distlion.VirtualCluster([("w", param)], workers=workers, **arguments), param

@@ -48,7 +48,7 @@ def bfloat16_params() -> list[tuple[str, torch.nn.Parameter]]:
 def make_optimizer(named_params: Any = None, **options: Any) -> distlion.DistributedLion:
     return distlion.DistributedLion(
         named_params or make_params(),
-        **({"step_timeout_s": 20, "busy_timeout_s": 20, "lr": 1e-2} | options),
+        **({"timeouts": distlion.Timeouts(step_s=20, busy_s=20), "lr": 1e-2} | options),
     )
 
 
@@ -130,7 +130,7 @@ def count_looks_as_time(look_s: float = 7.5) -> None:
     """Let waits of this process last for so many looks for roll calls, on any machine.
 
     No time passes before a roll call of this process is answered. So no worker that runs is taken
-    for a silent one, with a ``step_timeout_s`` of several looks.
+    for a silent one, with ``Timeouts.step_s`` of several looks.
     """
     look, now_s, ticks = roll_call.RollCalls.look, [0.0], itertools.count()
     asking: weakref.WeakSet[roll_call.RollCalls] = weakref.WeakSet()
@@ -147,7 +147,7 @@ def count_looks_as_time(look_s: float = 7.5) -> None:
 
 
 def lose_patience(optimizer: distlion.DistributedLion, *, after_s: float = 1.0) -> None:
-    """Let this rank alone give up so soon, whatever its ``step_timeout_s`` is."""
+    """Let this rank alone give up so soon, whatever its ``Timeouts.step_s`` is."""
     link = optimizer._session.routing.between
     assert link is not None
     link.timeout_s = link.busy_timeout_s = after_s

@@ -54,7 +54,7 @@ class VoteAccident:
         delay: Steps after which the outcome of a vote is taken.
         rule: The rule for deltas, with an outer momentum.
         exchange: The pattern.
-        timeout_s: ``step_timeout_s``.
+        timeout_s: ``Timeouts.step_s``.
     """
 
     point: Any
@@ -132,7 +132,7 @@ def meet(rank: int, world_size: int, accident: VoteAccident, folder: str) -> End
         aggregation=accident.rule,
         exchange=accident.exchange,
         delay=accident.delay,
-        step_timeout_s=accident.timeout_s,
+        timeouts=distlion.Timeouts(step_s=accident.timeout_s),
         process_group=group,
         **OUTER,
     )

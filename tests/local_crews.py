@@ -105,7 +105,11 @@ def train(
         assert optimizer.parts > 1 or own_bits(optimizer) == points[step]
 
     with crew:
-        settings = {"step_timeout_s": 4, "exchange": distlion.AllReduce(), "check_every": 3}
+        settings = {
+            "timeouts": distlion.Timeouts(step_s=4),
+            "exchange": distlion.AllReduce(),
+            "replicas": distlion.Replicas(check_every=3),
+        }
         optimizer = crew.local_steps(
             make_inner(model, decay), **{"every": EVERY, **settings, **options}
         )

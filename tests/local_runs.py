@@ -180,7 +180,9 @@ def make(
 ) -> distlion.LocalSteps:
     """Make the optimizer of a real worker."""
     inner = make_inner(params.values())
-    return distlion.LocalSteps(inner, **{"every": EVERY, "step_timeout_s": 20, **options})
+    return distlion.LocalSteps(
+        inner, **{"every": EVERY, "timeouts": distlion.Timeouts(step_s=20), **options}
+    )
 
 
 def catch(action: Callable[[], Any]) -> Caught | None:

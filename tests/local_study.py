@@ -92,5 +92,5 @@ class Archive:
 def with_all(study: Any, **seconds: float) -> dict[str, list[float]]:
     """Return seconds of every exchange: those given, and a second for the others."""
     names = ("mean", "half", "low rank", "low rank 4", "signs", "sparse", "majority", "compute")
-    every = (*names, *study.contest.RULES, *study.contest.LIONS)
+    every = (*names, *study.contest.RULES)
     return {name: [seconds.get(name, 1.0)] for name in every}

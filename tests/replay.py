@@ -166,11 +166,13 @@ def make_optimizer(case: Case, *, rank: int, **options: Any) -> distlion.Distrib
     defaults = {
         "exchange": case.exchange,
         "seed": case.seed,
-        "rounding": case.rounding,
-        "exp_avg_dtype": None if case.exp_avg_dtype is None else getattr(torch, case.exp_avg_dtype),
+        "precision": distlion.Precision(
+            None if case.exp_avg_dtype is None else getattr(torch, case.exp_avg_dtype),
+            case.rounding,
+        ),
         "bucket_elements": case.bucket_elements,
         "overlap": case.overlap,
-        "step_timeout_s": 20,
+        "timeouts": distlion.Timeouts(step_s=20),
     }
     if case.weights is not None:
         defaults["weight"] = case.weights[rank]

@@ -186,7 +186,7 @@ def compile_steps(rank: int) -> None:
 def step_in_backward(rank: int) -> None:
     model = make_model()
     lions = {
-        param: distlion.DistributedLion([param], lr=LR, step_timeout_s=20)
+        param: distlion.DistributedLion([param], lr=LR, timeouts=distlion.Timeouts(step_s=20))
         for param in model.parameters()
     }
 

@@ -37,7 +37,7 @@ def make_model(seed: int = 0) -> nn.Sequential:
 
 def make_lion(model: nn.Module, **options: Any) -> distlion.DistributedLion:
     return distlion.DistributedLion(
-        model.parameters(), **({"lr": LR, "step_timeout_s": 20} | options)
+        model.parameters(), **({"lr": LR, "timeouts": distlion.Timeouts(step_s=20)} | options)
     )
 
 

@@ -28,7 +28,9 @@ def main(file: Path, endpoint: str) -> None:
     with distlion.Crew(
         endpoint, min_workers=MIN_WORKERS, max_workers=MAX_WORKERS, wait_timeout_s=120
     ) as crew:
-        optimizer = crew.optimizer(model.named_parameters(), lr=LR, step_timeout_s=SILENCE_S)
+        optimizer = crew.optimizer(
+            model.named_parameters(), lr=LR, timeouts=distlion.Timeouts(step_s=SILENCE_S)
+        )
         while True:
             pace.wait()
             step = optimizer.committed_step

@@ -97,7 +97,7 @@ def make_optimizer(
     shared = {
         "exchange": distlion.AllReduce(),
         "bucket_elements": max(param.numel() for param in params),
-        "check_every": None,
+        "replicas": distlion.Replicas(check_every=None),
     }
     if "local" in options:
         # A power of two: its products are exact, so that device and host round alike.

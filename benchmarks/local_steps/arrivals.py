@@ -17,7 +17,6 @@ from cells import SEEDS, Choice, Find, choose_rate
 from contest import (
     DDP,
     DDP_FP16,
-    LIONS,
     LONGER,
     MAJORITY,
     ONE_BIT,
@@ -109,8 +108,8 @@ def name_exchange(method: str) -> str:
     local = read_local(method)
     if local is None:
         return _EXCHANGES[method]
-    if local.kind in (*_OF_OTHERS, *LIONS):
-        return _OF_OTHERS.get(local.kind, local.kind)
+    if local.kind in _OF_OTHERS:
+        return _OF_OTHERS[local.kind]
     return local.kind.rpartition("-")[0]
 
 

@@ -15,6 +15,7 @@ from contest import (
     INNERS,
     OTHERS,
     OUTERS,
+    PAST_VOTES,
     PERIODS,
     SETTINGS,
     SIMPLEST,
@@ -65,10 +66,16 @@ def _is_later(kind: str) -> bool:
 
 
 def tune_votes(task: str, find: Find) -> dict[str, float | None]:
-    """Return the lowest validation loss of each vote and outer step that is run; None before."""
+    """Return the lowest validation loss of each vote and outer step that is run; None before.
+
+    Those that were run, and no longer are, come last.
+    """
     is_far = is_nesterov_near(task, find) is False
     kinds = [kind for kind in VOTES if not (is_far and _is_later(kind))]
-    return {kind: find_loss(task, kind, find) for kind in kinds}
+    past = {kind: find_loss(task, kind, find) for kind in PAST_VOTES}
+    return {kind: find_loss(task, kind, find) for kind in kinds} | {
+        kind: loss for kind, loss in past.items() if loss is not None
+    }
 
 
 def choose_votes(task: str, find: Find) -> list[str] | None:
@@ -77,7 +84,8 @@ def choose_votes(task: str, find: Find) -> list[str] | None:
     known = {kind: loss for kind, loss in losses.items() if loss is not None}
     if len(known) < len(losses):
         return None
-    best = sorted(known, key=lambda kind: known[kind])[:N_REPORTED]
+    able = [kind for kind in known if kind in VOTES]
+    best = sorted(able, key=lambda kind: known[kind])[:N_REPORTED]
     return best if SIMPLEST in best else [*best, SIMPLEST]
 
 
@@ -97,7 +105,7 @@ class Default:
 
 def choose_default(find: Find) -> Default | None:
     """Return the vote of lowest loss over both tasks, or the simplest near it; None before."""
-    scores = dict.fromkeys(VOTES, 0.0)
+    scores = dict.fromkeys((*VOTES, *PAST_VOTES), 0.0)
     for task in SETTINGS:
         reference = best_loss(choose_rate(make_cell(task, DDP), find))
         losses = tune_votes(task, find)
@@ -107,14 +115,15 @@ def choose_default(find: Find) -> Default | None:
             if loss is None or reference is None:
                 return None
             scores[kind] += loss / reference
-    best = min(scores, key=lambda kind: scores[kind])
+    best = min((kind for kind in scores if kind in VOTES), key=lambda kind: scores[kind])
     is_near = scores[SIMPLEST] <= _CLOSE * scores[best]
     return Default(scores, SIMPLEST if is_near else best)
 
 
 def list_tuned(task: str, find: Find) -> list[ContestCell]:
     """Return every cell that has a rate of its own, as far as inner rates are known."""
-    kinds = dict.fromkeys((SIMPLEST, *OTHERS, *VOTES))  # outer Lions need the rate of the first
+    past = [kind for kind in PAST_VOTES if find_loss(task, kind, find) is not None]
+    kinds = dict.fromkeys((SIMPLEST, *OTHERS, *VOTES, *past))
     if not is_nesterov_near(task, find):
         kinds = {kind: None for kind in kinds if not _is_later(kind)}
     local = (make_local_cell(task, kind, find) for kind in kinds)

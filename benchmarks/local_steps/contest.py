@@ -34,10 +34,11 @@ MOST_RATES = 5
 """Three, extended up to twice."""
 RULES = ("scaled", "residual-1", "residual-2", "estimate-1", "estimate-2", "stochastic")
 OUTERS = ("plain", "nesterov")
-LIONS = ("majority-lion", "feedback-2-lion")
 SIMPLEST = "scaled-plain"
-VOTES = (*(f"{rule}-{outer}" for rule in RULES for outer in OUTERS), *LIONS)
+VOTES = tuple(f"{rule}-{outer}" for rule in RULES for outer in OUTERS)
 """Rule and outer step of ``LocalSteps``; names of methods end so."""
+PAST_VOTES = ("majority-lion", "feedback-2-lion")
+"""Votes with an outer Lion, which ``LocalSteps`` had when they were tuned: shown, and not run."""
 DILOCOS = ("diloco", "diloco-plain")
 OTHERS = (*DILOCOS, "sparse")
 """Methods that exchange something other than votes every H steps."""
@@ -57,7 +58,6 @@ _LOCAL = re.compile(
     r"(?:local-(?P<voted>\d+)-(?P<vote>.+)|diloco-(?P<mean>\d+)(?P<plain>-plain)?"
     r"|sparse-(?P<sparse>\d+))"
 )
-_LION = re.compile(rf"(?P<base>{'|'.join(LIONS)})-(?P<rate>\d[\d.]*(?:e-\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Local:
 
     Attributes:
         every: H.
-        kind: One of ``VOTES`` or ``OTHERS``.
+        kind: One of ``VOTES`` or ``OTHERS``, or of ``PAST_VOTES``.
         inner: Inner optimizer, a key of ``INNERS``; "" for AdamW.
     """
 
@@ -76,7 +76,7 @@ class Local:
 
     @property
     def method(self) -> str:
-        """Its name, without the rate of an outer Lion."""
+        """Its name."""
         over = f"-over-{self.inner}" if self.inner else ""
         if self.kind in OTHERS:
             name, _, plain = self.kind.partition("-")
@@ -91,8 +91,7 @@ def read_local(method: str) -> Local | None:
     if match is None:
         return None
     if match["voted"]:
-        lion = _LION.fullmatch(match["vote"])
-        return Local(int(match["voted"]), lion["base"] if lion else match["vote"], inner)
+        return Local(int(match["voted"]), match["vote"], inner)
     if match["mean"]:
         kind = "diloco-plain" if match["plain"] else "diloco"
         return Local(int(match["mean"]), kind, inner)
@@ -100,15 +99,14 @@ def read_local(method: str) -> Local | None:
 
 
 def is_run(method: str) -> bool:
-    """Return whether the study runs a method with local steps; an outer Lion needs its rate."""
+    """Return whether the study runs a method with local steps."""
     local = read_local(method)
     if local is None or local.every not in PERIODS or local.kind not in (*VOTES, *OTHERS):
         return False
-    if local.inner:
-        is_compared = local.kind in INNERS[local.inner] and local.every in INNER_PERIODS
-        return is_compared and method == local.method
-    lion = _LION.fullmatch(method.partition(f"local-{local.every}-")[2])
-    return lion is not None if local.kind in LIONS else method == local.method
+    is_compared = not local.inner or (
+        local.kind in INNERS[local.inner] and local.every in INNER_PERIODS
+    )
+    return is_compared and method == local.method
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ def make_cell(task: str, method: str) -> ContestCell:
 def make_local_cell(task: str, kind: str, find: Find, every: int = FIRST) -> ContestCell | None:
     """Return the cell of local steps, tuned at the first H; None before an inner rate is known."""
     first: ContestCell = make_cell(task, Local(FIRST, kind).method)
-    if kind in LIONS:
+    if kind in PAST_VOTES:
         inner = choose_rate(make_cell(task, Local(FIRST, SIMPLEST).method), find).rate
         if inner is None:
             return None

@@ -9,11 +9,10 @@ import numpy as np
 import target_path  # noqa: F401
 import torch
 import torch.distributed as dist
-from contest import LIONS, RULES
+from contest import RULES
 from torch import Tensor, nn
 
 import distlion
-from distlion.votes import RULES as EVERY_STEP
 from distlion.votes import SCALED_RULES
 from distlion.wire import AllReduce
 from distlion_lab.baselines.base import Compression
@@ -29,7 +28,6 @@ MEAN, HALF, LOW_RANK, SIGNS, SPARSE = "mean", "half", "low rank", "signs", "spar
 LOW_RANK_4 = "low rank 4"
 VOTE = "majority"
 """Methods that are timed by name; votes on deltas are timed by the name of their rule."""
-LION = "-lion"
 _NEVER = 10**9
 _RATE = 1e-3
 
@@ -57,9 +55,6 @@ def make_contestants(params: Sequence[Tensor]) -> dict[str, Contestant]:
     found[VOTE] = StepVote(_copy(params))
     for rule in RULES:
         found[rule] = DeltaVote(_copy(params), aggregation=SCALED_RULES[rule])
-    for name in LIONS:
-        rule = EVERY_STEP[name.removesuffix(LION)].rule
-        found[name] = DeltaVote(_copy(params), aggregation=rule, outer="lion", outer_lr=_RATE)
     return found
 
 
@@ -119,7 +114,7 @@ class StepVote:
         self._grads = _draw_like(params)
         self._params = params
         self.optimizer = distlion.DistributedLion(
-            params, _RATE, exchange=AllReduce(), check_every=None
+            params, _RATE, exchange=AllReduce(), replicas=distlion.Replicas(check_every=None)
         )
 
     def prepare(self) -> None:
@@ -145,7 +140,7 @@ class DeltaVote:
             torch.optim.AdamW(params, _RATE),
             every=_NEVER,
             exchange=AllReduce(),
-            check_every=None,
+            replicas=distlion.Replicas(check_every=None),
             **options,  # type: ignore[arg-type]
         )
 

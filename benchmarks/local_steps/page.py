@@ -282,7 +282,9 @@ def _tabulate_votes(task: str, records: Records) -> Table:
             f"{known[kind]:.4f}" if kind in known else "missing" if kind in losses else "not run",
             "yes" * (kind in (chosen or ())),
         ]
-        for kind in sorted(VOTES, key=lambda kind: known.get(kind, math.inf))
+        for kind in sorted(
+            {**dict.fromkeys(VOTES), **losses}, key=lambda kind: known.get(kind, math.inf)
+        )
     ]
     return Table(["rule and outer step", "validation loss", "reported"], rows)
 

@@ -113,7 +113,7 @@ def configure_whole(records: Records, method: str, *, seed: int, is_long: bool) 
 
     Args:
         records: Of the tuning.
-        method: Name; that of an outer Lion with its rate, or without.
+        method: Its name.
         seed: Of the run.
         is_long: Whether it is longer than DDP's.
 

@@ -24,6 +24,7 @@ from runs import RunConfig, Task
 from settings import FLOOR
 from torch import Tensor, nn
 
+from distlion import Replicas
 from distlion.optim import DistributedLion
 from distlion_lab.training.inner import OUTER_LR, OUTER_MOMENTUM
 
@@ -113,7 +114,7 @@ def agree_by_votes(anchor: list[nn.Parameter]) -> Callable[[list[Tensor]], list[
     anchor: they begin at 0 with a rate of 1 and end at minus the outcome.
     """
     outcomes = [nn.Parameter(torch.zeros_like(param)) for param in anchor]
-    voting = DistributedLion(outcomes, 1.0, (0.0, 0.0), check_every=None)
+    voting = DistributedLion(outcomes, 1.0, (0.0, 0.0), replicas=Replicas(check_every=None))
 
     def agree(deltas: list[Tensor]) -> list[Tensor]:
         scales = torch.stack([delta.abs().mean() for delta in deltas])

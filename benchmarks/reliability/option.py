@@ -22,6 +22,7 @@ from protocol import (
 from runs import RunConfig, Task, Trainer
 from schedule import DECAY_PER_STEP
 
+from distlion import Agreement
 from distlion.virtual import VirtualCluster
 from distlion_lab.training.workers import LION_BETAS, VirtualVoting
 
@@ -47,8 +48,7 @@ class ExcludingTrainer(Trainer):
             LION_BETAS,
             workers=config.workers,
             weight_decay=DECAY_PER_STEP / config.lr,
-            diagnose_every=EVERY,
-            on_disagreement="exclude",
+            agreement=Agreement(every=EVERY, on_disagreement="exclude"),
             seed=config.seed,
         )
         self._method = VirtualVoting(self._cluster, rounds=1)

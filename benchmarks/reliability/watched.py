@@ -13,6 +13,7 @@ from runs import RunConfig, Task, Trainer
 from schedule import DECAY_PER_STEP
 from weighed_votes import WeighedVotes
 
+from distlion import Agreement
 from distlion.errors import DisagreeingWorkersWarning
 from distlion.virtual import VirtualCluster
 from distlion_lab.training.workers import LION_BETAS, VirtualVoting
@@ -26,7 +27,9 @@ class WatchedTrainer(Trainer):
         if config.method == MAJORITY:
             decay, named = DECAY_PER_STEP / config.lr, self._model.named_parameters()
             given = {"workers": config.workers, "weight_decay": decay, "seed": config.seed}
-            cluster = VirtualCluster(named, config.lr, LION_BETAS, diagnose_every=10, **given)
+            cluster = VirtualCluster(
+                named, config.lr, LION_BETAS, agreement=Agreement(every=10), **given
+            )
             self._method = VirtualVoting(cluster, rounds=1)
 
     def run(self) -> dict[str, Any]:

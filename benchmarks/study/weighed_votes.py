@@ -1,6 +1,6 @@
 """Majority votes that weigh workers by how far they agree.
 
-A study of them; what it led to is ``on_disagreement="exclude"`` of ``DistributedLion``.
+A study of them; what it led to is ``Agreement(on_disagreement="exclude")``.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ torch.manual_seed(rank)
 dist.init_process_group("gloo")
 model = torch.nn.Linear(200, 100)
 optimizer = distlion.DistributedLion(
-    model.parameters(), lr=1e-3, exchange=distlion.AllReduce(), step_timeout_s={TIMEOUT_S}
+    model.parameters(),
+    lr=1e-3,
+    exchange=distlion.AllReduce(),
+    timeouts=distlion.Timeouts(step_s={TIMEOUT_S}),
 )
 
 def digest():

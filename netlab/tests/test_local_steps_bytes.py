@@ -22,8 +22,6 @@ CASES = {
     "estimates, 1 bit": "aggregation=distlion.EstimateVote()",
     "estimates, 2 bits": "aggregation=distlion.EstimateVote(bits=2)",
     "stochastic": "aggregation=distlion.StochasticVote()",
-    "outer Lion": "outer='lion', outer_lr=0.01",
-    "outer Lion, 2 bits": "outer='lion', outer_lr=0.01, aggregation=distlion.FeedbackVote(bits=2)",
     "outer momentum": "outer_momentum=0.9, nesterov=True",
     "parts": "parts=2",
     "delay": "delay=1",
@@ -48,7 +46,10 @@ PROGRAM = textwrap.dedent(
         param.grad = torch.randn_like(param)
     options = {"exchange": distlion.AllReduce(), **eval(f"dict({arguments})")}
     optimizer = distlion.LocalSteps(
-        torch.optim.SGD(params, 0.1), every=every, check_every=None, **options
+        torch.optim.SGD(params, 0.1),
+        every=every,
+        replicas=distlion.Replicas(check_every=None),
+        **options,
     )
     plans = []
     for step in range(periods * every):

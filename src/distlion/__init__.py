@@ -9,10 +9,14 @@ from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.lion import Lion
 from distlion.optim.papers import lion_cub, paper_settings
 from distlion.optim.param_groups import describe_groups, group_params
+from distlion.step.agreement import Agreement
 from distlion.step.buffers import average_buffers
 from distlion.step.clipping import ClipNorm
 from distlion.step.momentum import MomentumSync
 from distlion.step.nodes import Nodes
+from distlion.step.precision import Precision
+from distlion.step.replicas import Replicas
+from distlion.step.timeouts import Timeouts
 from distlion.virtual import VirtualCluster, VirtualLocalSteps
 from distlion.votes.average import Average
 from distlion.votes.estimate import EstimateVote
@@ -33,6 +37,7 @@ from distlion.wire.recursive_doubling import RecursiveDoubling
 __version__ = _version("distlion")
 
 __all__ = [
+    "Agreement",
     "AllGather",
     "AllReduce",
     "Average",
@@ -50,12 +55,15 @@ __all__ = [
     "MomentumSync",
     "Nodes",
     "ParameterServer",
+    "Precision",
     "QuantizedVote",
     "RecursiveDoubling",
+    "Replicas",
     "ResidualVote",
     "ScaledVote",
     "StochasticVote",
     "TernaryVote",
+    "Timeouts",
     "VirtualCluster",
     "VirtualLocalSteps",
     "__version__",

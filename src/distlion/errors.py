@@ -92,7 +92,7 @@ class PeerLostError(StepError):
 
 
 class StepTimeoutError(StepError):
-    """A peer did not answer within ``step_timeout_s``, or not come within ``busy_timeout_s``."""
+    """A peer did not answer within ``Timeouts.step_s``, or not come within its ``busy_s``."""
 
 
 class EpochOverError(StepError):

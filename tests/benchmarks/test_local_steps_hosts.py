@@ -40,7 +40,7 @@ def exchange_all(rank: int, world_size: int) -> dict[str, Any]:
         signs, sparse = contestants["signs"], contestants["sparse"]
         votes = {
             name: contestants[name].optimizer.committed_step
-            for name in ("majority", *found.contest.RULES, *found.contest.LIONS)
+            for name in ("majority", *found.contest.RULES)
         }
         sent = {name: contestants[name].account.sent_bytes for name in ("mean", "half")}
         sent |= {"signs": signs.sent_bytes, "sparse": sparse.sent_bytes}

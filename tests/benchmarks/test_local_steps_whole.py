@@ -113,20 +113,6 @@ def test_the_virtual_ddp_of_one_worker_is_compared_by_its_loss(study: Any, folde
     assert folder.describe(study)["global-adamw"][-2:] == ["2.0000", "-"]
 
 
-@pytest.mark.parametrize("method", ["local-8-majority-lion", "local-8-majority-lion-0.0004"])
-def test_an_outer_lion_runs_whole_with_its_rate_or_without(
-    study: Any, folder: Folder, method: str
-) -> None:
-    run = study.timing.configure_whole(folder, method, seed=1, is_long=False)
-    assert (run.method, run.lr) == ("local-8-majority-lion-0.0004", 4e-3)
-    assert study.lab_host.read_local_votes(run.method).outer.lr == 4e-4
-
-
-def test_no_other_rate_runs_whole(study: Any, folder: Folder) -> None:
-    with pytest.raises(SystemExit, match=r"expected local-8-majority-lion-0\.0004"):
-        study.timing.configure_whole(folder, "local-8-majority-lion-0.01", seed=1, is_long=False)
-
-
 def test_what_is_timed_on_a_link_stays_if_another_link_fails(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

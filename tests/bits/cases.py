@@ -146,8 +146,8 @@ _SYNC_OF_SOME = {
         every=3, select=("head_*", "body_gain"), dtype=torch.bfloat16
     )
 }
-_STOCHASTIC = {"rounding": "stochastic", "exp_avg_dtype": torch.float32}
-_EXCLUDE = {"on_disagreement": "exclude", "diagnose_every": 2}
+_STOCHASTIC = {"precision": distlion.Precision(exp_avg=torch.float32, rounding="stochastic")}
+_EXCLUDE = {"agreement": distlion.Agreement(every=2, on_disagreement="exclude")}
 _ABSTAIN, _SKIP = {"nonfinite": "abstain"}, {"nonfinite": "skip"}
 _CUT = ("all-reduce",)
 
@@ -185,10 +185,14 @@ SPARE_OPTIONS: dict[str, Option] = {
     "weights, mesh": Option(is_sharded=True, weights=_WEIGHTS, patterns=_ONE),
     "bfloat16": Option(dtype=torch.bfloat16, patterns=_FEW),
     "bfloat16, all stochastic": Option(
-        {"rounding": "stochastic"}, dtype=torch.bfloat16, patterns=_FEW
+        {"precision": distlion.Precision(rounding="stochastic")},
+        dtype=torch.bfloat16,
+        patterns=_FEW,
     ),
     "float16": Option(dtype=torch.float16, patterns=_FEW),
-    "momenta in bfloat16": Option({"exp_avg_dtype": torch.bfloat16}, patterns=_FEW),
+    "momenta in bfloat16": Option(
+        {"precision": distlion.Precision(exp_avg=torch.bfloat16)}, patterns=_FEW
+    ),
     "momentum sync of some": Option(_SYNC_OF_SOME, patterns=_FEW),
     "excluded": Option(_EXCLUDE, disturbance="opposed", patterns=_FEW),
     "abstained": Option(_ABSTAIN, disturbance="broken", patterns=_FEW),
@@ -240,19 +244,6 @@ LOCAL_OPTIONS: dict[str, Option] = {
 }
 """Options of ``DELTA_RULES``."""
 
-_OUTER_LION = {"outer": "lion", "outer_lr": 1e-2}
-
-OUTER_LION_OPTIONS: dict[str, Option] = {
-    "outer lion": Option({**_EVERY, **_OUTER_LION}, inner="lion", patterns=(*_FEW, DOUBLING)),
-    "outer lion, late parts": Option(
-        {**_LATE_PARTS, **_OUTER_LION, "outer_betas": (0.8, 0.95)}, inner="lion", patterns=_FEW
-    ),
-    "outer lion, adamw": Option(
-        {**_EVERY, **_OUTER_LION}, inner="adamw", patterns=_FEW, is_machine_bound=True
-    ),
-}
-"""Options of ``REPRESENTATIVES`` that are not cautious."""
-
 CLIENT_OPTIONS: dict[str, Option] = {
     "rounds": Option(patterns=(VIRTUAL,)),
     "rounds, equal": Option(
@@ -265,9 +256,7 @@ CLIENT_OPTIONS: dict[str, Option] = {
 }
 """Options of ``CLIENT_RULES``."""
 
-ALL_OPTIONS = (
-    OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS | LOCAL_OPTIONS | OUTER_LION_OPTIONS | CLIENT_OPTIONS
-)
+ALL_OPTIONS = OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS | LOCAL_OPTIONS | CLIENT_OPTIONS
 
 REPRESENTATIVES = (
     "majority",
@@ -362,8 +351,7 @@ def _options_of(rule: str) -> dict[str, Option]:
         return LOCAL_OPTIONS
     if rule not in REPRESENTATIVES:
         return OPTIONS
-    outer = {} if RULES[rule].cautious else OUTER_LION_OPTIONS
-    return OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS | outer
+    return OPTIONS | FURTHER_OPTIONS | SPARE_OPTIONS
 
 
 def _patterns_of(rule: str, name: str) -> list[str]:
@@ -380,7 +368,7 @@ def _patterns_of(rule: str, name: str) -> list[str]:
 def _is_refused(rule: str, option: Option) -> bool:
     """Return whether the optimizer refuses a rule with an option, by design."""
     given = ALL_RULES[rule]
-    if "on_disagreement" in option.arguments and given.aggregation.worker_state:
+    if "agreement" in option.arguments and given.aggregation.worker_state:
         return True  # an estimate remembers votes that did not count
     masks = given.cautious or isinstance(given.aggregation, distlion.MaskedVote)
     return option.orthogonalizes and masks

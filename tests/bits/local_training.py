@@ -73,7 +73,7 @@ def digest_local(
     """Return digests of the common point, and of what a worker has of its own."""
     outer = optimizer.outer_optimizer  # a vote that is under way has ended by then
     common = {id(param): point for param, point in optimizer.list_pairs()}
-    kept = list_kept(outer, list_params(outer), _list_outer_keys(option))
+    kept = list_kept(outer, list_params(outer), KEPT_BY_RULES)
     own = [*params, *list_kept(optimizer, list_params(optimizer), KEPT_INSIDE), *kept]
     return digest(take_whole(common[id(param)]) for param in params), digest(own)
 
@@ -99,12 +99,12 @@ def train_locally_virtual(case: Case) -> Digests:
                 cluster.collect(place)
             if option.newcomers and step in MEMBERS:
                 ids = MEMBERS[step]
-                cluster.change_workers(ids, newcomers=option.newcomers)
+                cluster.change_workers(ids)
             cluster.step()
     if option.votes_last:
         cluster.vote()
     outer = cluster.outer_optimizer
-    kept = list_kept(outer, list_params(outer), _list_outer_keys(option))
+    kept = list_kept(outer, list_params(outer), KEPT_BY_RULES)
     states = []
     for place, inner in enumerate(cluster.inners):
         inside = list_kept(inner, list_params(inner), KEPT_INSIDE)
@@ -114,11 +114,6 @@ def train_locally_virtual(case: Case) -> Digests:
 
 
 _NAMES = [name.replace(".", "_") for name in SHAPES]
-
-
-def _list_outer_keys(option: Option) -> tuple[str, ...]:
-    """List the keys of what rules keep; without "lion" nothing reads the outer momentum."""
-    return (*KEPT_BY_RULES, "exp_avg") if "outer" in option.arguments else KEPT_BY_RULES
 
 
 def list_params(optimizer: torch.optim.Optimizer) -> list[Tensor]:

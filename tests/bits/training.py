@@ -180,7 +180,7 @@ def shares_worker(option: Option) -> bool:
 def prepare_rank(rank: int, case: Case, mesh: DeviceMesh | None) -> tuple[Model, dict[str, Any]]:
     """Make the model of one worker, or a shard of it, and the arguments of its optimizer."""
     option = ALL_OPTIONS[case.option]
-    model, arguments = Model(option.dtype), {**SETTINGS, "step_timeout_s": 20}
+    model, arguments = Model(option.dtype), {**SETTINGS, "timeouts": distlion.Timeouts(step_s=20)}
     if option.is_sharded:
         assert mesh is not None
         fully_shard(model, mesh=mesh["shard"])

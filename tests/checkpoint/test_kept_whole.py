@@ -36,7 +36,7 @@ def test_a_parameter_outside_of_the_model_comes_back(tmp_path: Path) -> None:
 def test_another_dtype_of_parameters_or_momenta_is_refused(tmp_path: Path) -> None:
     Run().save(tmp_path)
     with pytest.raises(errors.CheckpointError, match=r"momentum in torch.float32.*torch.bfloat16"):
-        Run(exp_avg_dtype=torch.bfloat16).load(tmp_path)
+        Run(precision=distlion.Precision(exp_avg=torch.bfloat16)).load(tmp_path)
     half = Run()
     half.model.bfloat16()
     with pytest.raises(errors.CheckpointError, match=r"torch.float32.*torch.bfloat16"):

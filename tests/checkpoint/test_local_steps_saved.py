@@ -33,7 +33,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "parts": {"parts": 3, "aggregation": distlion.ResidualVote(), "outer_momentum": 0.5},
     "a late vote on a part": {"every": 2 * EVERY, "parts": 2, "delay": 2},
     "a late vote on the second part": {"every": 2 * EVERY, "parts": 2, "delay": 2},
-    "lion": {"outer": "lion", "outer_lr": 1e-2},
 }
 LATER = {"a late vote on the second part": AT + EVERY}
 """When runs are interrupted, where that is not ``AT``."""

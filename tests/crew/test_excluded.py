@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from crews import await_members, host_store, make_crew, start
+from distlion import Agreement
 
 pytestmark = pytest.mark.distributed
 
@@ -32,7 +33,7 @@ def train(rank: int, world_size: int, port: int) -> dict[str, Any]:
     param = nn.Parameter(torch.zeros(200))
     with make_crew(port, min_workers=3) as crew:
         optimizer = crew.optimizer(
-            [("w", param)], lr=0.01, diagnose_every=1, on_disagreement="exclude"
+            [("w", param)], lr=0.01, agreement=Agreement(every=1, on_disagreement="exclude")
         )
         began = optimizer.committed_step
         while optimizer.committed_step < GOAL:

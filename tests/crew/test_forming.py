@@ -22,7 +22,7 @@ from crews import (
     start,
     train,
 )
-from distlion import faults
+from distlion import Timeouts, faults
 from distlion.crew import CrewLion
 
 GOAL = 100
@@ -81,7 +81,7 @@ def strike_one(
 
     result = train(
         crew,
-        {**OPTIONS["majority"], "init_timeout_s": 3},
+        {**OPTIONS["majority"], "timeouts": Timeouts(init_s=3, step_s=4)},
         seed=rank,
         size=n_first,
         goal=GOAL,

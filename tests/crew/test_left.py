@@ -19,6 +19,7 @@ from crews import (
     start,
     train,
 )
+from distlion import Timeouts
 from distlion.crew import CrewLion
 from distlion.errors import CrewError
 
@@ -42,7 +43,8 @@ def leave_and_live_on(rank: int, size: int, port: int) -> Any:
 
     crew._membership.changes.note_loss = note  # type: ignore[method-assign]
     try:
-        options = {**OPTIONS["majority"], "step_timeout_s": 40}  # longer than the others may take
+        # Longer than the others may take.
+        options = {**OPTIONS["majority"], "timeouts": Timeouts(step_s=40)}
         result = train(crew, options, seed=rank, each=fail)
     except ValueError as error:
         kept.append(error)
@@ -74,7 +76,9 @@ def give_up(rank: int, size: int, port: int, how: str) -> tuple[bool, bool, str]
 
     try:
         with crew:
-            optimizer = crew.optimizer(make_model(rank).named_parameters(), step_timeout_s=4)
+            optimizer = crew.optimizer(
+                make_model(rank).named_parameters(), timeouts=Timeouts(step_s=4)
+            )
             inside = dist.is_initialized()
             if how == "finish fails":
                 kept.append(optimizer)

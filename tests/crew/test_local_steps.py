@@ -46,7 +46,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "outer_lr": 0.5,
     },
     "estimates": {"aggregation": distlion.EstimateVote()},
-    "lion": {"outer": "lion", "outer_lr": 1e-2},
     "parts": {"parts": 2, "outer_momentum": 0.5},
     "muon and adamw": {"make_inner": make_muon_and_adamw},
 }
@@ -89,7 +88,7 @@ def strike_one(
         ("residuals, momentum", "before_step"),
         ("estimates", "framed"),
         ("parts", "before_commit"),
-        ("lion", "after_commit"),
+        ("plain", "after_commit"),
     ],
 )
 def test_others_vote_again_when_a_worker_is_killed(name: str, point: str) -> None:
@@ -137,7 +136,14 @@ def strike_while_forming(
         elif rank == 1 and not faults.armed:
             faults.arm(rank=crew.id, step=STRUCK_AT, point=point, action=lambda _: strike(store))
 
-    result = train(crew, seed=rank, size=size, each=act, init_timeout_s=3, outer_momentum=0.5)
+    result = train(
+        crew,
+        seed=rank,
+        size=size,
+        each=act,
+        timeouts=distlion.Timeouts(init_s=3, step_s=4),
+        outer_momentum=0.5,
+    )
     return {**result, "struck": store.add("struck", 0)}
 
 
@@ -250,7 +256,7 @@ def take_local_steps_meanwhile(rank: int, size: int, port: int) -> dict[str, Any
         else:
             await_true(lambda: store.check(["waits"]))
 
-    result = train(crew, seed=rank, size=size, each=act, step_timeout_s=20)
+    result = train(crew, seed=rank, size=size, each=act, timeouts=distlion.Timeouts(step_s=20))
     return {**result, "struck": store.add("struck", 0)}
 
 

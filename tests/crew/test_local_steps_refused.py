@@ -156,7 +156,11 @@ def come_with_two_groups(rank: int, size: int, port: int) -> dict[str, Any] | bo
     inner = torch.optim.AdamW([{"params": [each]} for each in model.named_parameters()], lr=1e-2)
     buffers = [torch.ones(3)]
     before = [each.detach().clone() for each in [*model.parameters(), *buffers]]
-    settings: dict[str, Any] = {"every": EVERY, "step_timeout_s": 4, "check_every": 3}
+    settings: dict[str, Any] = {
+        "every": EVERY,
+        "timeouts": distlion.Timeouts(step_s=4),
+        "replicas": distlion.Replicas(check_every=3),
+    }
     refused = pytest.raises(CrewError, match="has 1 param groups, and this one 4")
     with refused, make_crew(port, min_workers=2, max_workers=size) as crew:
         crew.local_steps(inner, exchange=distlion.AllReduce(), buffers=buffers, **settings)

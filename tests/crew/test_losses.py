@@ -124,7 +124,7 @@ def differ(rank: int, size: int, port: int, on_mismatch: str) -> Any:
             if rank == 1:
                 optimizer.param_groups[0]["params"][1].data[3] += 1
 
-    options = {**OPTIONS["majority"], "on_mismatch": on_mismatch}
+    options = {**OPTIONS["majority"], "replicas": distlion.Replicas(5, on_mismatch)}
     try:
         return train(crew, options, seed=rank, size=size, each=act)
     except ReplicaMismatchError as error:
@@ -166,7 +166,7 @@ def close(rank: int, size: int, port: int) -> Any:
         while optimizer.committed_step == GOAL - 1 and count_sockets() >= before:
             crew._membership.ended.wait(0.05)
 
-    options = {**OPTIONS["overlap"], "init_timeout_s": 3}
+    options = {**OPTIONS["overlap"], "timeouts": distlion.Timeouts(init_s=3, step_s=4)}
     return train(crew, options, seed=rank, size=size, each=act), before, count_sockets()
 
 
@@ -224,7 +224,9 @@ def be_busy(rank: int, size: int, port: int) -> dict[str, Any]:
         if rank == 0 and optimizer.committed_step == STRUCK_AT and crew.size == size:
             store.wait(["busy/extended 2"])
 
-    return train(crew, {**OPTIONS["majority"], "step_timeout_s": 60}, seed=rank, each=act)
+    return train(
+        crew, {**OPTIONS["majority"], "timeouts": distlion.Timeouts(step_s=60)}, seed=rank, each=act
+    )
 
 
 def test_a_member_that_is_busy_elsewhere_is_waited_for() -> None:
@@ -260,7 +262,10 @@ def give_a_step_up(rank: int, size: int, port: int) -> tuple[int, bytes]:
     crew, model, has_given_up = make_crew(port, min_workers=2, max_workers=size), make_model(0), 0
     with crew:
         optimizer = crew.optimizer(
-            model.named_parameters(), lr=1e-2, step_timeout_s=4, **OPTIONS["overlap"]
+            model.named_parameters(),
+            lr=1e-2,
+            timeouts=distlion.Timeouts(step_s=4),
+            **OPTIONS["overlap"],
         )
         while optimizer.committed_step < GOAL:
             await_members(crew, size if optimizer.committed_step == 1 else 0)
@@ -290,7 +295,9 @@ def lose_one_in_a_save(rank: int, size: int, port: int, folder: Path) -> tuple[l
     crew, model, failed = make_crew(port, min_workers=2, max_workers=size), make_model(0), []
     hook = sys.excepthook
     with crew:
-        optimizer = crew.optimizer(model.named_parameters(), lr=1e-2, step_timeout_s=4)
+        optimizer = crew.optimizer(
+            model.named_parameters(), lr=1e-2, timeouts=distlion.Timeouts(step_s=4)
+        )
         while optimizer.committed_step < GOAL:
             await_members(crew, size if optimizer.committed_step == 1 else 0)
             draw_loss(model, optimizer.committed_step, crew.id).backward()

@@ -31,7 +31,10 @@ class Run:
     def __init__(self, crew: distlion.Crew, rank: int, kind: str, folder: str) -> None:
         self.crew, self.model, self.folder = crew, make_model(rank), folder
         self.model.register_buffer("seen", torch.full((3,), float(rank)))
-        settings: dict[str, Any] = {"step_timeout_s": 4, "check_every": 1}
+        settings: dict[str, Any] = {
+            "timeouts": distlion.Timeouts(step_s=4),
+            "replicas": distlion.Replicas(check_every=1),
+        }
         self.optimizer: Any
         if kind == "votes":
             self.optimizer = crew.optimizer(self.model.named_parameters(), lr=1e-2, **settings)

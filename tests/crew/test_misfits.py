@@ -84,7 +84,13 @@ def try_to_join(port: int, name: str) -> str:
     try:
         with make_crew(port, min_workers=2, **of_crew) as crew:
             prepare()
-            crew.optimizer(params, lr=1e-2, step_timeout_s=4, check_every=5, **options)
+            crew.optimizer(
+                params,
+                lr=1e-2,
+                timeouts=distlion.Timeouts(step_s=4),
+                replicas=distlion.Replicas(check_every=5),
+                **options,
+            )
     except DistlionError as error:
         return f"{type(error).__name__}: {error}"
     finally:

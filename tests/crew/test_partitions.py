@@ -24,6 +24,7 @@ from crews import (
     start,
     train,
 )
+from distlion import Timeouts
 from distlion.crew import CrewLion
 from distlion.errors import CrewError
 
@@ -176,7 +177,7 @@ def lose_a_pair(
                 lose_frames(plan, source=1, target=0)
             control.set("cut", "")
 
-    options = {**OPTIONS["majority"], "init_timeout_s": 3}
+    options = {**OPTIONS["majority"], "timeouts": Timeouts(init_s=3, step_s=4)}
     try:
         return train(crew, options, seed=rank, size=size, each=act)
     except CrewError as error:

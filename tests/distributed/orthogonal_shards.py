@@ -57,8 +57,8 @@ def make_optimizer(model: nn.Module, mesh: DeviceMesh, **options: Any) -> distli
         "lr": 1e-2,
         "weight_decay": 0.1,
         "seed": 7,
-        "check_every": 1,
-        "step_timeout_s": 20,
+        "replicas": distlion.Replicas(check_every=1),
+        "timeouts": distlion.Timeouts(step_s=20),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5, "parts": 2},
     ),
     "late": (make_adamw, {"aggregation": distlion.EstimateVote(), "delay": 3}),
-    "outer lion": (make_sgd, {"outer": "lion", "outer_lr": 1e-2}),
+    "sgd": (make_sgd, {}),
     "local": (make_local, {}),
     "lion": (make_lion, {}),
     "two": (make_two, {"aggregation": distlion.ResidualVote()}),
@@ -110,9 +110,8 @@ def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
     common = optimizer.outer_optimizer
     kept = [*optimizer.common_point, *optimizer.outer_buffers]
     # Without betas nothing reads the momentum of deltas, so no state needs it.
-    unread = set() if optimizer._votes.stage.outer.kind == "lion" else {"exp_avg"}
     for entry in common.state.values():
-        kept += [entry[key] for key in sorted(entry.keys() - unread)]
+        kept += [entry[key] for key in sorted(entry.keys() - {"exp_avg"})]
     for param in model.parameters():
         entry = optimizer.state[param]
         kept += [torch.as_tensor(entry[key]) for key in sorted(entry)]

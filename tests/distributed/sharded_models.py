@@ -42,8 +42,8 @@ def make_optimizer(model: nn.Module, mesh: DeviceMesh, **options: Any) -> distli
         "weight_decay": 0.1,
         "seed": 7,
         "process_group": mesh["replicate"].get_group(),
-        "step_timeout_s": 20,
-        "check_every": 1,
+        "timeouts": distlion.Timeouts(step_s=20),
+        "replicas": distlion.Replicas(check_every=1),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -238,41 +238,23 @@ REFUSED: dict[str, Refusal] = {
         errors.InvalidArgumentError,
         ("nonfinite", "ignore"),
     ),
-    "unknown rounding": (
+    "record of another kind": (
         make_params,
-        {"rounding": "up"},
-        errors.InvalidArgumentError,
-        ("rounding", "up"),
+        {"timeouts": distlion.Precision()},
+        errors.UnsupportedTypeError,
+        ("timeouts", r"Timeouts\(\.\.\.\)"),
     ),
-    "half momentum": (
+    "former argument": (
         make_params,
-        {"exp_avg_dtype": torch.float16},
-        errors.DistlionError,
-        ("exp_avg_dtype", "float16"),
-    ),
-    "no step timeout": (
-        make_params,
-        {"step_timeout_s": 0},
-        errors.InvalidArgumentError,
-        ("step_timeout_s", "0"),
-    ),
-    "no init timeout": (
-        make_params,
-        {"init_timeout_s": -1},
-        errors.InvalidArgumentError,
-        ("init_timeout_s", "-1"),
+        {"check_every": 7},
+        errors.UnsupportedTypeError,
+        ("check_every=7", r"replicas=Replicas\(check_every="),
     ),
     "empty buckets": (
         make_params,
         {"bucket_elements": 0},
         errors.InvalidArgumentError,
         ("bucket_elements", "0"),
-    ),
-    "check every 0 steps": (
-        make_params,
-        {"check_every": 0},
-        errors.InvalidArgumentError,
-        ("check_every", "0"),
     ),
 }
 

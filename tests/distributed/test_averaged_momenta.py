@@ -67,7 +67,7 @@ def test_patterns_and_overlap_give_the_same_bits(world_size: int) -> None:
     sync = MomentumSync(every=4)
     variants: dict[str, dict[str, Any]] = {
         **{name: {"exchange": pattern} for name, pattern in matrix.PATTERNS_OF_ALL_RULES.items()},
-        "diagnosed": {"exchange": AllReduce(), "diagnose_every": 5},
+        "diagnosed": {"exchange": AllReduce(), "agreement": distlion.Agreement(every=5)},
         "auto": {"exchange": "auto"},
         "overlap": {"exchange": AllReduce(), "overlap": True, "bucket_elements": 4600},
     }
@@ -209,9 +209,10 @@ def corrupt_sample(rank: int, world_size: int, arguments: dict[str, Any]) -> Cau
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"diagnose_every": 5},
+        {"agreement": distlion.Agreement(every=5)},
         pytest.param(
-            {"diagnose_every": 5, "nodes": Nodes(ranks_per_node=2)}, marks=pytest.mark.slow
+            {"agreement": distlion.Agreement(every=5), "nodes": Nodes(ranks_per_node=2)},
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -52,7 +52,11 @@ def step_with_each(
     """Step with each parameter wrong in each way; after such errors training may go on."""
     params = [(name, nn.Parameter(torch.zeros(N_ELEMENTS))) for name in NAMES]
     optimizer = distlion.DistributedLion(
-        params, lr=1e-3, exchange=distlion.AllReduce(), step_timeout_s=20, **options
+        params,
+        lr=1e-3,
+        exchange=distlion.AllReduce(),
+        timeouts=distlion.Timeouts(step_s=20),
+        **options,
     )
     raised = {}
     for how, (action, point, _) in ERRORS.items():

@@ -273,7 +273,9 @@ def test_a_rank_that_calls_alone_hears_what_every_rank_must_call(is_apart: bool,
 
 
 def swap(rank: int, world_size: int) -> str:
-    optimizer = distlion.DistributedLion([nn.Parameter(torch.ones(3))], lr=0.1, step_timeout_s=9)
+    optimizer = distlion.DistributedLion(
+        [nn.Parameter(torch.ones(3))], lr=0.1, timeouts=distlion.Timeouts(step_s=9)
+    )
     try:
         if rank == 0:
             distlion.average_buffers(nn.BatchNorm1d(5), timeout_s=9)

@@ -31,8 +31,8 @@ from failures import (
 pytestmark = pytest.mark.distributed
 
 STEP_S, BUSY_S = 2.0, 300.0
-LIMITS: dict[str, Any] = {"step_timeout_s": STEP_S, "busy_timeout_s": BUSY_S}
-PATIENT: dict[str, Any] = {"step_timeout_s": 60.0, "busy_timeout_s": 6000.0}
+LIMITS: dict[str, Any] = {"timeouts": distlion.Timeouts(step_s=STEP_S, busy_s=BUSY_S)}
+PATIENT: dict[str, Any] = {"timeouts": distlion.Timeouts(step_s=60.0, busy_s=6000.0)}
 """Limits of many looks: see ``count_looks_as_time``."""
 
 
@@ -94,8 +94,8 @@ def saving(rank: int, *, pause: Callable[[], None], **options: Any) -> list[byte
     optimizer = distlion.DistributedLion(model.named_parameters(), lr=1e-2, **options)
     (folder,) = share([tempfile.mkdtemp(prefix="distlion-test-")] if rank == 0 else [""])
     pause()
-    limits = {"timeout_s": options["step_timeout_s"], "busy_timeout_s": options["busy_timeout_s"]}
-    distlion.average_buffers(model, **limits)
+    timeouts: distlion.Timeouts = options["timeouts"]
+    distlion.average_buffers(model, timeout_s=timeouts.step_s, busy_timeout_s=timeouts.busy_s)
     distlion.save_checkpoint(folder, model, optimizer)
     assert model.running_mean is not None
     return [bytes(model.running_mean.numpy())]
@@ -171,7 +171,7 @@ def test_where_all_wait_nobody_waits_for_the_busy_limit() -> None:
 def be_away_for_too_long(rank: int, world_size: int, folder: str) -> Any:
     give_time()
     count_looks_as_time()
-    optimizer = make_optimizer(**{**PATIENT, "busy_timeout_s": 180.0})
+    optimizer = make_optimizer(timeouts=distlion.Timeouts(step_s=60.0, busy_s=180.0))
     note_extensions(_get_default_store(), "away")
     set_grads(optimizer, 0, rank)
     dist.barrier()
@@ -186,6 +186,6 @@ def be_away_for_too_long(rank: int, world_size: int, folder: str) -> Any:
 def test_a_worker_that_is_busy_beyond_the_limit_is_named(tmp_path: Path) -> None:
     late, *others = run_workers(be_away_for_too_long, 3, str(tmp_path))
     for outcome in others:
-        found = assert_raised(outcome, errors.StepTimeoutError, "rank 0 runs", "busy_timeout_s")
+        found = assert_raised(outcome, errors.StepTimeoutError, "rank 0 runs", "Timeouts.busy_s")
         assert found.culprits == (0,) and found.unchanged
     assert assert_raised(late, errors.StepTimeoutError, "gave it up").unchanged

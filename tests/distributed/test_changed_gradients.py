@@ -30,7 +30,11 @@ def make_overlapped() -> distlion.DistributedLion:
         "number": torch.ones(()),
     }
     params = [(name, nn.Parameter(value)) for name, value in values.items()]
-    settings: dict[str, Any] = {"overlap": True, "bucket_elements": 256, "step_timeout_s": 20}
+    settings: dict[str, Any] = {
+        "overlap": True,
+        "bucket_elements": 256,
+        "timeouts": distlion.Timeouts(step_s=20),
+    }
     return distlion.DistributedLion(params, lr=1e-2, **settings)
 
 

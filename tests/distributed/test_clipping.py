@@ -111,7 +111,9 @@ def test_clipping_equals_gradients_that_were_scaled_before(scope: str, world_siz
 
 def make_pair(rank: int, **options: Any) -> distlion.DistributedLion:
     params = [torch.nn.Parameter(torch.full((n,), 0.5)) for n in (5000, 9000)]
-    return distlion.DistributedLion(params, lr=1e-2, step_timeout_s=20, **options)
+    return distlion.DistributedLion(
+        params, lr=1e-2, timeouts=distlion.Timeouts(step_s=20), **options
+    )
 
 
 def play_nodes(rank: int, world_size: int, scope: str, size: int) -> list[np.ndarray]:

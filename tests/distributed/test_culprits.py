@@ -132,7 +132,7 @@ def test_what_torch_says_is_told_in_one_sentence(said: str, tidied: str) -> None
 def wait_in_vain(rank: int, world_size: int) -> Caught | None:
     """Rank 1 does not come; of the others, rank 0 has the shorter patience."""
     give_time()
-    optimizer = make_optimizer(step_timeout_s=40)
+    optimizer = make_optimizer(timeouts=distlion.Timeouts(step_s=40, busy_s=20))
     kept.append(optimizer)
     set_grads(optimizer, 0, rank)
     if rank == 1:

@@ -19,7 +19,9 @@ FLIPPER, LOOKS = 2, 100
 def train(rank: int, world_size: int, every: int | None) -> tuple[list[str], list[float], str]:
     """Train on noisy gradients; return warnings with their files, and parameters."""
     param = torch.nn.Parameter(torch.zeros(70))
-    optimizer = distlion.DistributedLion([("w", param)], lr=0.01, diagnose_every=every)
+    optimizer = distlion.DistributedLion(
+        [("w", param)], lr=0.01, agreement=distlion.Agreement(every=every)
+    )
     common, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + rank)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -49,7 +51,11 @@ def test_every_rank_names_the_worker_that_flips_its_gradients() -> None:
 def train_strictly(rank: int, world_size: int) -> tuple[int, int]:
     """Train with warnings that are errors on rank 0 alone; return errors and committed steps."""
     param, raised = torch.nn.Parameter(torch.zeros(70)), 0
-    settings = {"lr": 0.01, "diagnose_every": 1, "check_every": 1}
+    settings = {
+        "lr": 0.01,
+        "agreement": distlion.Agreement(every=1),
+        "replicas": distlion.Replicas(check_every=1),
+    }
     optimizer = distlion.DistributedLion([("w", param)], **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error" if rank == 0 else "ignore")

@@ -68,15 +68,17 @@ DISAGREEMENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "seed": (lambda: make_optimizer(seed=1), ("seed",)),
     "policy": (lambda: make_optimizer(nonfinite="skip"), ("nonfinite", "skip", "raise")),
     "rounding": (
-        lambda: make_optimizer(bfloat16_params(), rounding="stochastic"),
+        lambda: make_optimizer(
+            bfloat16_params(), precision=distlion.Precision(rounding="stochastic")
+        ),
         ("rounding", "stochastic", "nearest"),
     ),
     "momentum dtype": (
-        lambda: make_optimizer(exp_avg_dtype=torch.bfloat16),
-        ("exp_avg_dtype|bfloat16",),
+        lambda: make_optimizer(precision=distlion.Precision(exp_avg=torch.bfloat16)),
+        ("exp_avg=torch.bfloat16",),
     ),
     "buckets": (lambda: make_optimizer(bucket_elements=64), ("bucket",)),
-    "checks": (lambda: make_optimizer(check_every=7), ("check_every",)),
+    "checks": (lambda: make_optimizer(replicas=distlion.Replicas(check_every=7)), ("check_every",)),
     "library version": (lambda: with_version("0.0.0.dev999"), ("version", "0.0.0.dev999")),
 }
 
@@ -288,7 +290,7 @@ def test_rank_that_does_not_come_ends_the_others_at_the_step_timeout() -> None:
             outcomes[rank],
             errors.StepTimeoutError,
             "rank 1 runs, but did not come",
-            "step_timeout_s",
+            "Timeouts.step_s",
         )
         assert found.unchanged and found.step == 2 and found.committed_step == 2
         assert found.culprits == (1,)

@@ -36,7 +36,9 @@ def train(optimizer: Any, params: dict[str, nn.Parameter], rank: int, begin: int
 
 
 def make(params: dict[str, nn.Parameter], pattern: Exchange) -> distlion.DistributedLion:
-    return distlion.DistributedLion(params.items(), exchange=pattern, step_timeout_s=20, **HYPER)
+    return distlion.DistributedLion(
+        params.items(), exchange=pattern, timeouts=distlion.Timeouts(step_s=20), **HYPER
+    )
 
 
 def train_virtually(*, more_at: int | None = None) -> list[Tensor]:
@@ -195,8 +197,7 @@ def repair(rank: int, world_size: int) -> int:
     optimizer = distlion.DistributedLion(
         params.items(),
         exchange=distlion.AllGather(),
-        on_mismatch="repair",
-        check_every=2,
+        replicas=distlion.Replicas(check_every=2, on_mismatch="repair"),
         **HYPER,
     )
     train(optimizer, params, rank, 0, AT)

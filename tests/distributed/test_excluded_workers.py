@@ -78,7 +78,10 @@ def train(rank: int, world_size: int) -> dict[str, Any]:
     for name, options in CASES.items():
         params = make_params()
         optimizer = distlion.DistributedLion(
-            params.items(), lr=0.01, diagnose_every=1, on_disagreement="exclude", **options
+            params.items(),
+            lr=0.01,
+            agreement=distlion.Agreement(every=1, on_disagreement="exclude"),
+            **options,
         )
         for step in range(STEPS):
             planned = optimizer.plan
@@ -111,8 +114,7 @@ def test_real_workers_equal_virtual_ones(real: list[dict[str, Any]], name: str) 
         params.items(),
         workers=WORKERS,
         lr=0.01,
-        diagnose_every=1,
-        on_disagreement="exclude",
+        agreement=distlion.Agreement(every=1, on_disagreement="exclude"),
         **options,
     )
     for step in range(STEPS):
@@ -146,7 +148,9 @@ def resume(rank: int, world_size: int, folder: str) -> list[Any]:
     ends = []
     for is_resumed in (False, True):
         optimizer = distlion.DistributedLion(
-            model.named_parameters(), lr=0.01, diagnose_every=1, on_disagreement="exclude"
+            model.named_parameters(),
+            lr=0.01,
+            agreement=distlion.Agreement(every=1, on_disagreement="exclude"),
         )
         first = 0
         if is_resumed:
@@ -166,7 +170,9 @@ def resume(rank: int, world_size: int, folder: str) -> list[Any]:
 def load_with_fewer(rank: int, world_size: int, folder: str) -> dict[str, float]:
     model = nn.Linear(20, 10)
     optimizer = distlion.DistributedLion(
-        model.named_parameters(), lr=0.01, diagnose_every=1, on_disagreement="exclude"
+        model.named_parameters(),
+        lr=0.01,
+        agreement=distlion.Agreement(every=1, on_disagreement="exclude"),
     )
     distlion.load_checkpoint(folder, model, optimizer, on_world_change="mean")
     return dict(optimizer.param_groups[0]["agreement"])
@@ -191,12 +197,16 @@ def refuse(rank: int, world_size: int) -> tuple[str, str, str]:
     ):
         with pytest.raises(error) as caught:
             distlion.DistributedLion(
-                make_params().items(), diagnose_every=1, on_disagreement="exclude", **options
+                make_params().items(),
+                agreement=distlion.Agreement(every=1, on_disagreement="exclude"),
+                **options,
             )
         said.append(str(caught.value))
     choice = "exclude" if rank else "warn"
     with pytest.raises(distlion.errors.ConfigMismatchError) as differs:
-        distlion.DistributedLion(make_params().items(), diagnose_every=1, on_disagreement=choice)
+        distlion.DistributedLion(
+            make_params().items(), agreement=distlion.Agreement(every=1, on_disagreement=choice)
+        )
     return said[0], said[1], str(differs.value)
 
 

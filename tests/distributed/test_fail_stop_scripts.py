@@ -33,7 +33,8 @@ rank = int(os.environ["RANK"])
 torch.manual_seed(rank)
 dist.init_process_group("gloo")
 model = torch.nn.Linear(40, 30)
-optimizer = distlion.DistributedLion(model.parameters(), lr=1e-3, step_timeout_s={timeout_s})
+timeouts = distlion.Timeouts(step_s={timeout_s})
+optimizer = distlion.DistributedLion(model.parameters(), lr=1e-3, timeouts=timeouts)
 for step in range({n_steps}):
     model(torch.randn(4, 40)).square().mean().backward()
     if rank == {victim} and step == 3:

@@ -122,8 +122,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "all-gather": {"exchange": distlion.AllGather()},
     "server": {"exchange": distlion.ParameterServer()},
-    "diagnoses": {"diagnose_every": 5},
-    "stochastic": {"rounding": "stochastic"},
+    "diagnoses": {"agreement": distlion.Agreement(every=5)},
+    "stochastic": {"precision": distlion.Precision(rounding="stochastic")},
 }
 
 
@@ -202,7 +202,9 @@ def repair_somewhere(rank: int, world_size: int) -> list[Tensor]:
     with pretend_cuda() as device:
         values = draw(7)
         params = [nn.Parameter(device.place(value) if rank else value) for value in values]
-        optimizer = distlion.DistributedLion(params, lr=1e-2, on_mismatch="repair")
+        optimizer = distlion.DistributedLion(
+            params, lr=1e-2, replicas=distlion.Replicas(on_mismatch="repair")
+        )
         if rank == 1:
             with torch.no_grad():
                 params[1][17] += 1

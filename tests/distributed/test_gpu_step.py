@@ -71,7 +71,7 @@ def test_the_host_waits_once_for_each_bucket(bucket_elements: int | None, overla
 
 
 def test_the_first_steps_wait_no_more_though_they_compare_gradients() -> None:
-    settings = {"exchange": distlion.AllReduce(), "check_every": None}
+    settings = {"exchange": distlion.AllReduce(), "replicas": distlion.Replicas(check_every=None)}
     for waits, copies, _, _ in run_workers(count_waits, 2, settings, 0):
         assert waits == ["event"]
         assert copies["down"] == 3
@@ -95,14 +95,14 @@ def test_no_rule_waits_more(rule: Any) -> None:
             # The norm, before anything is encoded.
             ({"clip_norm": distlion.ClipNorm(1.0)}, ["tolist", "event"]),
             ({"clip_norm": distlion.ClipNorm(1.0, scope="global")}, ["tolist", "event"]),
-            ({"diagnose_every": 1}, ["event", "tolist"]),
+            ({"agreement": distlion.Agreement(every=1)}, ["event", "tolist"]),
             # The row of momenta down, and their mean up, parameter by parameter.
             (
                 {"momentum_sync": distlion.MomentumSync(every=1)},
                 ["event", "to cpu"] + 3 * ["copy up"],
             ),
             # Digests of the replicas.
-            ({"check_every": 1}, ["event", "cpu"]),
+            ({"replicas": distlion.Replicas(check_every=1)}, ["event", "cpu"]),
         ],
         lambda case: "nonfinite" not in case[0],
     ),
@@ -144,7 +144,9 @@ def list_launches(
 
     with pretend_cuda() as device:
         params = [nn.Parameter(device.place(torch.ones(size, dtype=dtype))) for size in SIZES]
-        optimizer = distlion.DistributedLion(params, lr=1e-2, check_every=2, **settings)
+        optimizer = distlion.DistributedLion(
+            params, lr=1e-2, replicas=distlion.Replicas(check_every=2), **settings
+        )
         at_construction = {(one.kernel, one.constants) for one in device.launches}
         device.forget()
         for _ in range(4):
@@ -161,12 +163,18 @@ def list_launches(
         [
             *(({"aggregation": rule}, torch.float32) for rule in matrix.LISTED.values()),
             ({"overlap": True}, torch.bfloat16),
-            ({"rounding": "stochastic"}, torch.bfloat16),
-            ({"exp_avg_dtype": torch.float32}, torch.bfloat16),
+            ({"precision": distlion.Precision(rounding="stochastic")}, torch.bfloat16),
+            ({"precision": distlion.Precision(exp_avg=torch.float32)}, torch.bfloat16),
             ({}, torch.float16),
             ({"clip_norm": distlion.ClipNorm(1.0)}, torch.float32),
             ({"momentum_sync": distlion.MomentumSync(every=2)}, torch.float32),
-            ({"nodes": distlion.Nodes(ranks_per_node=2), "rounding": "stochastic"}, torch.bfloat16),
+            (
+                {
+                    "nodes": distlion.Nodes(ranks_per_node=2),
+                    "precision": distlion.Precision(rounding="stochastic"),
+                },
+                torch.bfloat16,
+            ),
         ],
         lambda case: "nodes" in case[0] or case[0] == {"aggregation": distlion.MajorityVote()},
     ),
@@ -256,7 +264,7 @@ def fail_on_device(rank: int, world_size: int, overlap: bool) -> tuple[Caught | 
     from pretend_cuda import pretend_cuda
 
     with pretend_cuda() as device:
-        optimizer, params = make(device, overlap=overlap, step_timeout_s=5)
+        optimizer, params = make(device, overlap=overlap, timeouts=distlion.Timeouts(step_s=5))
         for step in range(2):
             optimizer.zero_grad()
             run_backward(params, rank, step, device)

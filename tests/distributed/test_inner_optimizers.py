@@ -51,7 +51,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "parts": {"aggregation": distlion.EstimateVote(), "every": 4, "parts": 2},
     "late": {"aggregation": distlion.ResidualVote(), "delay": 2},
-    "lion": {"outer": "lion", "outer_lr": 1e-2},
 }
 
 

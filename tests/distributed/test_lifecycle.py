@@ -99,7 +99,9 @@ def test_an_optimizer_let_go_amid_backward_waits_for_nobody() -> None:
 
 def die_between_backwards(rank: int, world_size: int) -> tuple[int, int]:
     """Run backward and zero_grad on an optimizer whose peer is gone; what has arrived."""
-    optimizer = make_optimizer(overlap=True, bucket_elements=64, step_timeout_s=3)
+    optimizer = make_optimizer(
+        overlap=True, bucket_elements=64, timeouts=distlion.Timeouts(step_s=3, busy_s=20)
+    )
     set_grads(optimizer, 0, rank)
     with pytest.raises(RuntimeError), optimizer._session.lifecycle.exchange("something"):
         raise RuntimeError

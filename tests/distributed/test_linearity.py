@@ -69,7 +69,7 @@ def follow(
         betas=betas,
         weight_decay=0.0,
         aggregation=distlion.FullPrecision(),
-        check_every=None,
+        replicas=distlion.Replicas(check_every=None),
     )
     moved, exp_avg = [], []
     for step in range(steps):

@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 weight = torch.nn.Parameter(torch.ones(300_000))
 inner = torch.optim.SGD([weight], lr=0.1)
-optimizer = distlion.LocalSteps(inner, every=4, delay=2, step_timeout_s=20)
+optimizer = distlion.LocalSteps(inner, every=4, delay=2, timeouts=distlion.Timeouts(step_s=20))
 for step in range(steps):
     if rank == 1 and step == reads_at:
         open(f"{folder}/end").read()  # until rank 0 is at the end of its program

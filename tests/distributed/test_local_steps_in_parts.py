@@ -96,10 +96,15 @@ def test_outer_steps_and_outcomes_taken_later_give_the_bits_of_the_oracle() -> N
     )
 
 
-def train_with_lion(rank: int, world_size: int, nodes: bool) -> Ended:
+def train_measured(rank: int, world_size: int, nodes: bool) -> Ended:
     params = make_params(SHAPES)
     options: Options = {"nodes": distlion.Nodes(ranks_per_node=2)} if nodes else {}
-    optimizer = make(params, **SETTINGS, outer="lion", outer_lr=1e-2, diagnose_every=1, **options)
+    optimizer = make(
+        params,
+        **SETTINGS,
+        agreement=distlion.Agreement(every=1),
+        **options,
+    )
     for turn in range(PARTS + 1):
         before, plan = optimizer.traffic.sent_bytes, optimizer.plan.sent_bytes
         train(optimizer, params.values(), rank, INTERVAL * turn, INTERVAL * (turn + 1))
@@ -113,27 +118,25 @@ def train_with_lion(rank: int, world_size: int, nodes: bool) -> Ended:
     return copies(optimizer.common_point), copies(params.values())
 
 
-def test_outer_lion_gives_the_bits_of_virtual_workers() -> None:
+def test_measured_agreement_is_that_of_virtual_workers() -> None:
     params = make_params(SHAPES)
     cluster = distlion.VirtualLocalSteps(
         params.items(),
         make_adamw,
         workers=N_WORKERS,
-        outer="lion",
-        outer_lr=1e-2,
-        diagnose_every=1,
+        agreement=distlion.Agreement(every=1),
         **SETTINGS,
     )
     train_virtually(cluster, params.values(), 0, EVERY + INTERVAL)
     assert [each.step for each in cluster.outer_optimizer.diagnostics()] == [*range(PARTS + 1)]
     cluster.vote()
-    for common, own in run_workers(train_with_lion, N_WORKERS, False):
+    for common, own in run_workers(train_measured, N_WORKERS, False):
         assert are_equal(common, cluster.common_point)
         assert are_equal(own, common)
 
 
 def test_the_ranks_of_a_node_vote_as_one() -> None:
-    ended = run_workers(train_with_lion, 4, True)
+    ended = run_workers(train_measured, 4, True)
     for common, own in ended:
         assert are_equal(common, ended[0][0])
         assert are_equal(own, common)
@@ -188,7 +191,11 @@ def call_apart(rank: int, world_size: int, call: str) -> list[Caught | None]:
         params = make_params(SHAPES)
         # Of its own, as the error ends all optimizers of a group.
         group = dist.new_group(list(range(world_size)))
-        options = {"step_timeout_s": 10, "exchange": distlion.AllReduce(), "process_group": group}
+        options = {
+            "timeouts": distlion.Timeouts(step_s=10),
+            "exchange": distlion.AllReduce(),
+            "process_group": group,
+        }
         optimizer = make(params, **SETTINGS, **options)
         last = INTERVAL * (turn + 1)
         train(optimizer, params.values(), rank, 0, last - 1)
@@ -230,7 +237,9 @@ def test_parts_are_divided_anew_where_parameters_are_added() -> None:
 def repair(rank: int, world_size: int) -> Ended:
     """The common point of rank 1 is damaged in a part that does not vote, and repaired."""
     params = make_params(SHAPES)
-    optimizer = make(params, **SETTINGS, check_every=1, on_mismatch="repair")
+    optimizer = make(
+        params, **SETTINGS, replicas=distlion.Replicas(check_every=1, on_mismatch="repair")
+    )
     train(optimizer, params.values(), rank, 0, 2 * INTERVAL - 1)
     if rank == 1:
         optimizer.common_point[2][0] += 1

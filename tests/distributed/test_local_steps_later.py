@@ -54,7 +54,6 @@ def save_and_resume(rank: int, world_size: int, folder: str, options: Options) -
     [
         {"aggregation": distlion.ResidualVote(2), "outer_momentum": 0.9, "outer_lr": 0.5},
         {"aggregation": distlion.EstimateVote()},
-        {"outer": "lion", "outer_lr": 1e-2},
         {"delay": 2, "outer_momentum": 0.5},  # saved while the outcome is still to be taken
     ],
 )

@@ -69,28 +69,19 @@ def test_an_outcome_that_is_taken_later_is_that_of_the_same_schedule() -> None:
     check_cases([case["aggregation"] for case in cases], cases, outers)
 
 
-def train_in_nodes(rank: int, world_size: int, rule: Aggregation | None, outer: str) -> Ended:
+def train_in_nodes(rank: int, world_size: int, rule: Aggregation) -> Ended:
     params = make_params(SHAPES)
-    options = {"outer_lr": 1e-2} if outer == "lion" else {}
-    optimizer = make(
-        params, nodes=distlion.Nodes(ranks_per_node=2), aggregation=rule, outer=outer, **options
-    )
+    optimizer = make(params, nodes=distlion.Nodes(ranks_per_node=2), aggregation=rule)
     train(optimizer, params.values(), rank, 0, STEPS - 1)
     optimizer.verify_replicas()
     return copies(optimizer.common_point), copies(params.values())
 
 
 @pytest.mark.parametrize(
-    ("rule", "outer"),
-    [
-        (distlion.ScaledVote(), "sgd"),
-        (distlion.ResidualVote(2), "sgd"),
-        (distlion.EstimateVote(), "sgd"),
-        (None, "lion"),
-    ],
+    "rule", [distlion.ScaledVote(), distlion.ResidualVote(2), distlion.EstimateVote()]
 )
-def test_the_ranks_of_a_node_vote_as_one(rule: Aggregation | None, outer: str) -> None:
-    ended = run_workers(train_in_nodes, 4, rule, outer)
+def test_the_ranks_of_a_node_vote_as_one(rule: Aggregation) -> None:
+    ended = run_workers(train_in_nodes, 4, rule)
     first, _ = ended[0]
     begun = make_params(SHAPES).values()
     assert not any(map(torch.equal, first, begun))
@@ -259,7 +250,7 @@ def test_a_vote_out_of_turn_ends_a_period() -> None:
 def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     """The common point of rank 1 is damaged in memory, and repaired after the next vote."""
     params = make_params(SHAPES)
-    optimizer = make(params, check_every=1, on_mismatch="repair")
+    optimizer = make(params, replicas=distlion.Replicas(check_every=1, on_mismatch="repair"))
     train(optimizer, params.values(), rank, 0, EVERY + 1)
     if rank == 1:
         optimizer.common_point[0][0] += 1
@@ -270,7 +261,7 @@ def drift(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
 def repair_between_votes(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     """Rank 1 has begun its period at a common point that was damaged."""
     params = make_params(SHAPES)
-    optimizer = make(params, on_mismatch="repair")
+    optimizer = make(params, replicas=distlion.Replicas(on_mismatch="repair"))
     train(optimizer, params.values(), rank, 0, EVERY)
     if rank == 1:
         optimizer.common_point[0][0] += 1

@@ -216,7 +216,12 @@ def collect_warnings(rank: int, world_size: int) -> dict[str, list[tuple[str, st
         ("float32", torch.float32, 1e-4, {}),
         ("large lr", torch.bfloat16, 1e-2, {}),
         ("warm-up", torch.bfloat16, 0.0, {}),
-        ("stochastic", torch.bfloat16, 1e-4, {"rounding": "stochastic"}),
+        (
+            "stochastic",
+            torch.bfloat16,
+            1e-4,
+            {"precision": distlion.Precision(rounding="stochastic")},
+        ),
     ):
         # A few large weights, as of a norm, do not make an update be lost elsewhere.
         groups = [{"params": [nn.Parameter(torch.full((n,), 0.5, dtype=dtype))]} for n in (70, 130)]

@@ -46,7 +46,7 @@ def diagnose(rank: int, world_size: int) -> list[float]:
         lr=1e-3,
         aggregation=distlion.FullPrecision(),
         nodes=distlion.Nodes(ranks_per_node=2),
-        diagnose_every=1,
+        agreement=distlion.Agreement(every=1),
     )
     set_grads([params[0][1]], rank, 0)
     optimizer.step()
@@ -66,7 +66,7 @@ def step_with_unequal_parts(rank: int, world_size: int) -> tuple[int, set[str]]:
         lr=1e-3,
         nodes=distlion.Nodes(ranks_per_node=2),
         bucket_elements=1,
-        step_timeout_s=20,
+        timeouts=distlion.Timeouts(step_s=20),
     )
     for _, param in params:
         param.grad = torch.ones(UNIT)

@@ -171,7 +171,11 @@ def make_nodes(*, orthogonalize: bool = False, **options: Any) -> distlion.Distr
             "orthogonalize": orthogonalize,
         },
     ]
-    settings = {"lr": 1e-2, "nodes": distlion.Nodes(ranks_per_node=2), "step_timeout_s": 20}
+    settings = {
+        "lr": 1e-2,
+        "nodes": distlion.Nodes(ranks_per_node=2),
+        "timeouts": distlion.Timeouts(step_s=20),
+    }
     return distlion.DistributedLion(params, **(settings | options))
 
 

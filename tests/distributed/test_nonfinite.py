@@ -31,7 +31,7 @@ def meet_nonfinite(
     rank: int, world_size: int, policy: str, value: float
 ) -> tuple[list[Caught | None], list[Any]]:
     """Rank 1's second parameter has one bad coordinate at step 2."""
-    optimizer = make_optimizer(nonfinite=policy, check_every=1)
+    optimizer = make_optimizer(nonfinite=policy, replicas=distlion.Replicas(check_every=1))
     found, ends = [], []
     for step in range(5):
         set_grads(optimizer, step, rank)
@@ -120,7 +120,9 @@ def overflow_by_momentum(rank: int, world_size: int) -> Caught | None:
     The largest float32 lies above the largest bfloat16 by more than half a step, and beta2 = 0
     makes it the momentum.
     """
-    optimizer = make_optimizer(betas=(0.5, 0.0), exp_avg_dtype=torch.bfloat16)
+    optimizer = make_optimizer(
+        betas=(0.5, 0.0), precision=distlion.Precision(exp_avg=torch.bfloat16)
+    )
     set_grads(optimizer, 0, rank)
     if rank == 1:
         params_of(optimizer)[1].grad.fill_(float(np.finfo(np.float32).max))

@@ -68,7 +68,12 @@ def make_overlapped(**options: Any) -> distlion.DistributedLion:
         (f"p{index}", torch.nn.Parameter(torch.full((n,), 0.5)))
         for index, n in enumerate((200, 300, 400))
     ]
-    settings = {"lr": 1e-2, "overlap": True, "bucket_elements": 256, "step_timeout_s": 20}
+    settings = {
+        "lr": 1e-2,
+        "overlap": True,
+        "bucket_elements": 256,
+        "timeouts": distlion.Timeouts(step_s=20),
+    }
     return distlion.DistributedLion(params, **(settings | options))
 
 
@@ -290,7 +295,7 @@ def test_gradients_are_forgotten_by_zero_grad_however_far_they_came() -> None:
 
 
 def reduce_between(rank: int, world_size: int) -> tuple[float, int]:
-    optimizer = make_overlapped(step_timeout_s=10)
+    optimizer = make_overlapped(timeouts=distlion.Timeouts(step_s=10))
     total = 0.0
     for step in range(3):
         optimizer.zero_grad()

@@ -40,7 +40,7 @@ BASE = Case(
 )
 SYNCED = {
     "momentum_sync": distlion.MomentumSync(every=5),
-    "diagnose_every": 3,
+    "agreement": distlion.Agreement(every=3),
 }
 FOUND = {
     "auto": replace(BASE, name="auto", overlap="auto", bucket_elements=256),
@@ -102,7 +102,12 @@ def make_trying(rank: int, seconds: list[tuple[float, float]], **options: Any) -
         (f"p{index}", torch.nn.Parameter(torch.full((n,), 0.5))) for index, n in enumerate((90, 60))
     ]
     optimizer = distlion.DistributedLion(
-        params, lr=1e-2, overlap="auto", bucket_elements=64, step_timeout_s=20, **options
+        params,
+        lr=1e-2,
+        overlap="auto",
+        bucket_elements=64,
+        timeouts=distlion.Timeouts(step_s=20),
+        **options,
     )
     trial = optimizer._session.routing.trial
     trial._clock = Clock(trial, *seconds[rank])

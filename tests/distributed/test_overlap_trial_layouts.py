@@ -75,7 +75,12 @@ def make(rank: int, **options: Any) -> distlion.DistributedLion:
     params = [
         (f"p{index}", torch.nn.Parameter(torch.full((n,), 0.5))) for index, n in enumerate((90, 60))
     ]
-    settings = {"lr": 1e-2, "bucket_elements": 64, "step_timeout_s": 20, **options}
+    settings = {
+        "lr": 1e-2,
+        "bucket_elements": 64,
+        "timeouts": distlion.Timeouts(step_s=20),
+        **options,
+    }
     return distlion.DistributedLion(params, **settings)
 
 

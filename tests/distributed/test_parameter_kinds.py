@@ -119,7 +119,9 @@ def test_expanded_gradient_votes_at_every_coordinate() -> None:
 
 def train_half(rank: int, world_size: int) -> np.ndarray:
     p = torch.nn.Parameter(torch.ones(70, dtype=torch.float16))
-    optimizer = distlion.DistributedLion([p], lr=2.0**-6, exp_avg_dtype=torch.float32)
+    optimizer = distlion.DistributedLion(
+        [p], lr=2.0**-6, precision=distlion.Precision(exp_avg=torch.float32)
+    )
     for step in range(3):
         p.grad = torch.from_numpy(oracle.gradient(1, step, rank, 0, 70)).abs().add(0.01).half()
         optimizer.step()

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from cluster import run_workers
-from distlion import errors
+from distlion import Timeouts, errors
 from failures import (
     Caught,
     assert_all_raised,
@@ -103,7 +103,7 @@ def test_rank_outside_of_the_given_group_is_an_error_there() -> None:
 
 
 def lose_a_peer(rank: int, world_size: int) -> Caught | None:
-    optimizer = make_optimizer(step_timeout_s=10)
+    optimizer = make_optimizer(timeouts=Timeouts(step_s=10, busy_s=20))
     set_grads(optimizer, 0, rank)
     optimizer.step()
     if rank == 1:
@@ -123,7 +123,7 @@ def test_rank_that_leaves_the_group_is_lost_to_every_other() -> None:
 
 
 def step_after_a_lost_peer(rank: int, world_size: int) -> Caught | None:
-    optimizer = make_optimizer(step_timeout_s=10)
+    optimizer = make_optimizer(timeouts=Timeouts(step_s=10, busy_s=20))
     if rank == 1:
         dist.destroy_process_group()
         del optimizer
@@ -149,10 +149,10 @@ def miss_construction(rank: int, world_size: int) -> Caught | None:
         note_wait(rank)
         return caught(None, make_optimizer)
     await_waits([2])
-    return caught(None, lambda: make_optimizer(init_timeout_s=1))
+    return caught(None, lambda: make_optimizer(timeouts=Timeouts(init_s=1, step_s=20, busy_s=20)))
 
 
 def test_rank_that_builds_no_optimizer_ends_the_others_at_the_init_timeout() -> None:
     outcomes = run_workers(miss_construction, 3, timeout_s=30)
     for rank in (0, 2):
-        assert_raised(outcomes[rank], errors.StepTimeoutError, "init_timeout_s")
+        assert_raised(outcomes[rank], errors.StepTimeoutError, "Timeouts.init_s")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cluster import run_workers
-from distlion import errors
+from distlion import Replicas, errors
 from failures import (
     Caught,
     assert_all_raised,
@@ -29,7 +29,7 @@ def drift(
     rank: int, world_size: int, check_every: int | None, verify: bool
 ) -> tuple[int, Caught | None]:
     """Rank 1's second parameter changes by one ulp after step 3."""
-    optimizer = make_optimizer(check_every=check_every)
+    optimizer = make_optimizer(replicas=Replicas(check_every=check_every))
     for step in range(8):
         set_grads(optimizer, step, rank)
         found = caught(None, optimizer.step)
@@ -68,10 +68,10 @@ def drift_late(rank: int, world_size: int) -> dict[str, tuple[int, Caught | None
     found = {}
     for case, options in {
         "start": {},
-        "hundred": {"check_every": 200},
+        "hundred": {"replicas": Replicas(check_every=200)},
         "load": {},
-        "every 7": {"check_every": 7},
-        "never": {"check_every": None},
+        "every 7": {"replicas": Replicas(check_every=7)},
+        "never": {"replicas": Replicas(check_every=None)},
     }.items():
         optimizer, change_after = make_optimizer(**options), 1
         if case == "hundred":
@@ -164,7 +164,7 @@ def drift_and_repair(rank: int, world_size: int) -> tuple[Any, int, str]:
     """One element of one parameter changes on rank 1, two parameters on rank 2."""
     heard = io.StringIO()
     logging.getLogger("distlion").addHandler(logging.StreamHandler(heard))
-    optimizer = make_optimizer(check_every=2, on_mismatch="repair")
+    optimizer = make_optimizer(replicas=Replicas(check_every=2, on_mismatch="repair"))
     momenta = []
     for step in range(4):
         set_grads(optimizer, step, rank)

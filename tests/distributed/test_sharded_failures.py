@@ -134,7 +134,9 @@ def meet_differences(rank: int, world_size: int) -> dict[str, Any]:
 
     def fresh(**options: Any) -> tuple[nn.Module, distlion.DistributedLion]:
         model = shard(build(), mesh["shard"])
-        optimizer = make_optimizer(model, mesh, step_timeout_s=TIMEOUT_S, **options)
+        optimizer = make_optimizer(
+            model, mesh, timeouts=distlion.Timeouts(step_s=TIMEOUT_S), **options
+        )
         run_backward(model, 0, rank)
         return model, optimizer
 
@@ -202,7 +204,9 @@ def fail_in_step(
     """Let rank 1 fail in the second step; return error, steps and seconds of the others."""
     scene, mesh = Path(folder), make_mesh(2, 2)
     model = shard(build(), mesh["shard"])
-    optimizer = make_optimizer(model, mesh, step_timeout_s=TIMEOUT_S, nonfinite=policy)
+    optimizer = make_optimizer(
+        model, mesh, timeouts=distlion.Timeouts(step_s=TIMEOUT_S), nonfinite=policy
+    )
 
     def fail(_: object) -> None:
         (scene / "victim").write_text(str(os.getpid()))
@@ -277,7 +281,11 @@ def train_empty(rank: int, world_size: int, options: dict[str, Any]) -> tuple[bo
 @pytest.mark.parametrize(
     "options",
     [
-        {"nonfinite": "abstain", "clip_norm": distlion.ClipNorm(0.1), "diagnose_every": 1},
+        {
+            "nonfinite": "abstain",
+            "clip_norm": distlion.ClipNorm(0.1),
+            "agreement": distlion.Agreement(every=1),
+        },
         pytest.param({"overlap": True}, marks=pytest.mark.slow),
         pytest.param({"momentum_sync": distlion.MomentumSync(every=1)}, marks=pytest.mark.slow),
         pytest.param({"exchange": distlion.AllGather()}, marks=pytest.mark.slow),

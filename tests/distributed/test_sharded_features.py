@@ -349,7 +349,9 @@ def clip_beside_tensor_parallelism(rank: int, world_size: int) -> tuple[float, f
     model = Mlp()
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     fully_shard(model, mesh=mesh["shard"])
-    optimizer = make_optimizer(model, mesh, clip_norm=distlion.ClipNorm(1e-3), check_every=None)
+    optimizer = make_optimizer(
+        model, mesh, clip_norm=distlion.ClipNorm(1e-3), replicas=distlion.Replicas(check_every=None)
+    )
     torch.manual_seed(rank // 2)
     model(torch.randn(4, 7)).square().mean().backward()
     squares = [param.grad.full_tensor().double().square().sum() for param in model.parameters()]

@@ -207,7 +207,7 @@ def load_shards_into_whole_parameters(rank: int, world_size: int) -> list[str]:
     names, found = list(build().named_parameters()), []
     for other in (
         distlion.Lion(names, lr=0.5),
-        distlion.DistributedLion(names, lr=0.5, check_every=None),
+        distlion.DistributedLion(names, lr=0.5, replicas=distlion.Replicas(check_every=None)),
         distlion.VirtualCluster(names, lr=0.5, workers=2),
     ):
         with pytest.raises(CheckpointError) as caught:

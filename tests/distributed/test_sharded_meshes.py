@@ -94,7 +94,12 @@ def combine(rank: int, world_size: int) -> dict[str, Any]:
     mesh, found = make_mesh(2, 2), {}
     model = shard(build(), mesh["shard"])
     named = list(model.named_parameters())
-    options = {"lr": 1e-2, "weight_decay": 0.1, "seed": 7, "check_every": 1}
+    options = {
+        "lr": 1e-2,
+        "weight_decay": 0.1,
+        "seed": 7,
+        "replicas": distlion.Replicas(check_every=1),
+    }
     options["process_group"] = mesh["replicate"].get_group()
     optimizer = distlion.DistributedLion(iter(named[:4]), **options)
     optimizer.add_param_group({"params": iter(named[4:])})

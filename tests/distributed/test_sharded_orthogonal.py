@@ -136,7 +136,10 @@ def clip_and_diagnose(rank: int, world_size: int) -> tuple[list[bytes], list[flo
     mesh = make_mesh(2, 2)
     model = shard(build(), mesh["shard"])
     rule = distlion.FullPrecision()
-    options = {"clip_norm": distlion.ClipNorm(1e-3, scope="global"), "diagnose_every": 2}
+    options = {
+        "clip_norm": distlion.ClipNorm(1e-3, scope="global"),
+        "agreement": distlion.Agreement(every=2),
+    }
     optimizer = make_optimizer(model, mesh, aggregation=rule, **options)
     inside = 0
     for step in range(STEPS):

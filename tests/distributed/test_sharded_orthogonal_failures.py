@@ -225,7 +225,7 @@ def fail_in_the_gather(
 ) -> tuple[tuple[str, str, tuple[int, ...]], int]:
     """Let rank 1 end or stop in the second step, before it has sent directions of matrices."""
     scene = Path(folder)
-    model, optimizer = make(rank, step_timeout_s=3.0)
+    model, optimizer = make(rank, timeouts=distlion.Timeouts(step_s=3.0))
 
     def fail(_: object) -> None:
         (scene / "victim").write_text(str(os.getpid()))

@@ -177,10 +177,10 @@ def call_on_one(rank: int, world_size: int, folder: str) -> dict[str, Caught | N
     for name, call in CALLS.items():
         # Of its own, as the error ends all optimizers of a group.
         group = dist.new_group(list(range(world_size)))
-        worker = Worker(rank, step_timeout_s=20, process_group=group)
+        worker = Worker(rank, timeouts=distlion.Timeouts(step_s=20), process_group=group)
         act = functools.partial(call, worker, folder)
         found[name] = caught(None, act if rank == 0 else functools.partial(worker.train, 0, 1))
-    worker = Worker(rank, step_timeout_s=20)
+    worker = Worker(rank, timeouts=distlion.Timeouts(step_s=20))
     found["at the end"] = None if rank else caught(None, lambda: worker.save(folder))
     return found
 

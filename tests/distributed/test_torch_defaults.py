@@ -144,7 +144,7 @@ def step_alone(rank: int, folder: Path) -> list[Tensor]:
         lr=1e-2,
         workers=3,
         clip_norm=distlion.ClipNorm(1.0, scope="global"),
-        diagnose_every=1,
+        agreement=distlion.Agreement(every=1),
     )
     for step in range(STEPS):
         for worker in range(3):
@@ -186,7 +186,9 @@ PROGRAMS: dict[str, Program] = {
     "all rules": vote_by_all_rules,
     "overlap": partial(vote, overlap=True, bucket_elements=200),
     "clipping": partial(vote, clip_norm=distlion.ClipNorm(1.0, scope="global")),
-    "diagnostics": partial(vote, diagnose_every=1, check_every=1),
+    "diagnostics": partial(
+        vote, agreement=distlion.Agreement(every=1), replicas=distlion.Replicas(check_every=1)
+    ),
     "means": partial(vote, momentum_sync=distlion.MomentumSync(every=2)),
     "means in 16 bits": partial(
         vote, momentum_sync=distlion.MomentumSync(every=2, dtype=torch.bfloat16)
@@ -195,13 +197,16 @@ PROGRAMS: dict[str, Program] = {
     "weights": partial(vote, weight=3, exchange=distlion.AllGather()),
     "server": partial(vote, exchange=distlion.ParameterServer()),
     "doubling": partial(vote, exchange=distlion.RecursiveDoubling()),
-    "16 bits": partial(vote, dtype=torch.bfloat16, rounding="stochastic"),
+    "16 bits": partial(
+        vote, dtype=torch.bfloat16, precision=distlion.Precision(rounding="stochastic")
+    ),
     "half": partial(vote, dtype=torch.float16),
     "auto": partial(vote, exchange="auto"),
     **{f"local {rule}": partial(go_local, aggregation=rule) for rule in DELTA_RULES},
     "local Lion": partial(go_local, inner="lion", parts=2, outer_momentum=0.5, nesterov=True),
-    "local and late": partial(go_local, delay=1, diagnose_every=1, common_device="cpu"),
-    "local votes of Lion": partial(go_local, outer="lion", outer_lr=1e-3),
+    "local and late": partial(
+        go_local, delay=1, agreement=distlion.Agreement(every=1), common_device="cpu"
+    ),
     "checkpoint": partial(save_and_load, is_local=False),
     "local checkpoint": partial(save_and_load, is_local=True),
     "virtual workers": step_alone,

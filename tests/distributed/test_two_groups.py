@@ -49,8 +49,7 @@ def make_pair(
             lr=1e-2,
             process_group=group,
             exchange=distlion.AllReduce(),
-            step_timeout_s=timeout_s,
-            busy_timeout_s=timeout_s,
+            timeouts=distlion.Timeouts(step_s=timeout_s, busy_s=timeout_s),
         )
         for group, timeout_s in zip(groups, (first_timeout_s, STEP_TIMEOUT_S), strict=True)
     ]

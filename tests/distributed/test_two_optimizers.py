@@ -97,7 +97,11 @@ def make_one(
 ) -> distlion.DistributedLion:
     params = [nn.Parameter(torch.full((n,), 0.5)) for n in (n_elements, 70)]
     return distlion.DistributedLion(
-        params, lr=lr, step_timeout_s=STEP_TIMEOUT_S, process_group=group, **options
+        params,
+        lr=lr,
+        timeouts=distlion.Timeouts(step_s=STEP_TIMEOUT_S),
+        process_group=group,
+        **options,
     )
 
 

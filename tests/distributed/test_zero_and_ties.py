@@ -38,7 +38,9 @@ def run_untouched(rank: int, world_size: int) -> dict[object, list[np.ndarray]]:
     paths: dict[object, list[np.ndarray]] = {}
     for aggregation in [TERNARY, *RULES_WITHOUT_A_ZERO]:
         p = torch.nn.Parameter(torch.zeros(N_COORDINATES))
-        optimizer = distlion.DistributedLion([p], lr=LR, aggregation=aggregation, check_every=None)
+        optimizer = distlion.DistributedLion(
+            [p], lr=LR, aggregation=aggregation, replicas=distlion.Replicas(check_every=None)
+        )
         paths[aggregation] = []
         for _ in range(UNTOUCHED_STEPS):
             p.grad = torch.zeros_like(p)
@@ -62,7 +64,12 @@ def run_tied(
     """
     p = torch.nn.Parameter(torch.zeros(N_COORDINATES))
     optimizer = distlion.DistributedLion(
-        [p], lr=LR, betas=(0.0, 0.0), aggregation=aggregation, seed=3, check_every=None
+        [p],
+        lr=LR,
+        betas=(0.0, 0.0),
+        aggregation=aggregation,
+        seed=3,
+        replicas=distlion.Replicas(check_every=None),
     )
     moves = []
     for step in range(steps):

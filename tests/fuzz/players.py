@@ -25,11 +25,7 @@ from distlion.votes import Aggregation
 from fuzz.program import Setup
 
 STEP_TIMEOUT_S = 10.0
-LIMITS = {
-    "step_timeout_s": 2.0,
-    "busy_timeout_s": STEP_TIMEOUT_S,
-    "init_timeout_s": STEP_TIMEOUT_S,
-}
+LIMITS = distlion.Timeouts(init_s=STEP_TIMEOUT_S, step_s=2.0, busy_s=STEP_TIMEOUT_S)
 PAUSE_S = 3.0
 """Time for which others wait for a rank that is busy elsewhere."""
 VOTE_S = 0.3
@@ -80,8 +76,11 @@ class Model(nn.Module):
 def make_options(setup: Setup) -> dict[str, Any]:
     """Return the arguments of both optimizers, as objects."""
     options = dict(setup.options)
-    if options.get("exp_avg_dtype"):
-        options["exp_avg_dtype"] = getattr(torch, options["exp_avg_dtype"])
+    exp_avg = options.pop("exp_avg_dtype", None)
+    options["precision"] = distlion.Precision(
+        exp_avg and getattr(torch, exp_avg), options.pop("rounding", "nearest")
+    )
+    options["agreement"] = distlion.Agreement(every=options.pop("diagnose_every", None))
     if "clip_norm" in options:
         options["clip_norm"] = distlion.ClipNorm(0.7, scope=options["clip_norm"])
     if "momentum_sync" in options:
@@ -283,7 +282,8 @@ class Rank(Player):
         return distlion.DistributedLion(
             groups,
             process_group=self.group,
-            **LIMITS,
+            timeouts=LIMITS,
+            replicas=distlion.Replicas(check_every=network.pop("check_every", 1000)),
             **(network | options),
         )
 

@@ -34,7 +34,11 @@ def make_trainer(folder: str, rank: int, *, model: Any = None, **options: Any) -
     from integrations.with_trainer import VotingTrainer, make_arguments
 
     job = Job(folder, int(os.environ.get("WORLD_SIZE", "1")), steps=4)
-    optimizer = {"check_every": 1, "step_timeout_s": 20, **options.pop("optimizer", {})}
+    optimizer = {
+        "replicas": distlion.Replicas(check_every=1),
+        "timeouts": distlion.Timeouts(step_s=20),
+        **options.pop("optimizer", {}),
+    }
     choice = options.pop("choice", {})
     kind = options.pop("kind", VotingTrainer)
     choice = choice or {"optimizer_cls_and_kwargs": (distlion.DistributedLion, optimizer)}

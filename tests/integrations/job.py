@@ -74,10 +74,9 @@ class Job:
         options: dict[str, Any] = {
             "lr": LR,
             "weight_decay": WEIGHT_DECAY,
-            "check_every": 1,
+            "replicas": distlion.Replicas(check_every=1),
             "nonfinite": self.nonfinite,
-            "step_timeout_s": 20,
-            "init_timeout_s": 60,
+            "timeouts": distlion.Timeouts(init_s=60, step_s=20),
         }
         return {**options, "overlap": True, "bucket_elements": 256} if self.overlap else options
 

@@ -13,7 +13,7 @@ import distlion
 from integrations.job import LR, WEIGHT_DECAY, DigitsModel, Job
 
 EVERY = 3
-OPTIONS: dict[str, Any] = {"every": EVERY, "step_timeout_s": 20, "init_timeout_s": 60}
+OPTIONS: dict[str, Any] = {"every": EVERY, "timeouts": distlion.Timeouts(init_s=60, step_s=20)}
 
 
 @dataclass(frozen=True)

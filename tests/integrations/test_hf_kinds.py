@@ -84,7 +84,10 @@ def make_trainer(folder: str, rank: int, kind: str, **options: Any) -> Any:
 
     job = Job(folder, 2, steps=4)
     make, options_of_kind = KINDS[kind]
-    optimizer = {"check_every": 1, "step_timeout_s": 20}
+    optimizer = {
+        "replicas": distlion.Replicas(check_every=1),
+        "timeouts": distlion.Timeouts(step_s=20),
+    }
     arguments = {**make_arguments(job), **options_of_kind, **options}
     common: dict[str, Any] = {
         "optimizer_cls_and_kwargs": (distlion.DistributedLion, optimizer),

@@ -221,7 +221,12 @@ def _drift(rank: int, folder: str) -> tuple[type[BaseException], str]:
     """Change a parameter of rank 1 after the last step."""
     from transformers import TrainerCallback
 
-    trainer = make_trainer(f"{folder}/j", rank, max_steps=2, optimizer={"check_every": 1000})
+    trainer = make_trainer(
+        f"{folder}/j",
+        rank,
+        max_steps=2,
+        optimizer={"replicas": distlion.Replicas(check_every=1000)},
+    )
 
     class Drift(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

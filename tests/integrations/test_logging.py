@@ -98,7 +98,7 @@ def test_tensorboard_can_read_what_was_logged(tmp_path):
 
 def read_each_step(rank, world_size):
     torch.manual_seed(rank)
-    model, optimizer = make_optimizer(diagnose_every=2)
+    model, optimizer = make_optimizer(agreement=distlion.Agreement(every=2))
     meter, found = VoteMeter(optimizer), []
     for _ in range(3):
         model(torch.randn(2, 4)).square().sum().backward()

@@ -21,12 +21,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from cluster import run_workers
+from distlion import Replicas
 from distlion.errors import UnsupportedTypeError
 
 pytest.importorskip("torchtitan")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-OPTIONS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "check_every": 1}
+OPTIONS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "replicas": Replicas(check_every=1)}
 
 
 def build(replicas: int | None) -> tuple[nn.Module, Any]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cluster import run_workers
+from distlion import Agreement
 from integrations.exam import tell_place
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -13,7 +14,7 @@ def log_with_trainer(rank, world_size, folder):
     from integrations.hf_job import make_trainer
 
     tell_place(rank, world_size)
-    trainer = make_trainer(folder, rank, optimizer={"diagnose_every": 1})
+    trainer = make_trainer(folder, rank, optimizer={"agreement": Agreement(every=1)})
     trainer.train()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 

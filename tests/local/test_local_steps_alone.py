@@ -30,7 +30,6 @@ from local_runs import (
     train,
 )
 
-LION = {"outer": "lion", "outer_lr": 1e-2}
 each_inner = pytest.mark.parametrize("make_inner", INNERS.values(), ids=INNERS)
 
 
@@ -170,7 +169,7 @@ def test_what_was_unscaled_to_be_clipped_is_not_unscaled_again() -> None:
 
 
 @each_inner
-@pytest.mark.parametrize("outer", [{}, {"outer_momentum": 0.9}, LION])
+@pytest.mark.parametrize("outer", [{}, {"outer_momentum": 0.9}])
 @pytest.mark.parametrize("at", [4, 6])
 def test_a_state_goes_on_to_the_same_bits(make_inner: Any, outer: dict[str, Any], at: int) -> None:
     optimizer, params = make(make_inner, **outer)

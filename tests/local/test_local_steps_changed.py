@@ -160,8 +160,6 @@ def test_hooks_of_states_run() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"outer": "lion"}, "outer='lion' moves every element by outer_lr"),
-        ({"outer_betas": (0.9, 0.99)}, "belongs to outer='lion'"),
         ({"common_device": "meta"}, "common_device='meta': a meta tensor has no values"),
         ({"common_device": "gpu"}, "common_device='gpu' cannot be used here"),
         ({"common_device": "cuda:77"}, "common_device='cuda:77' cannot be used here"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted import LIFECYCLE, Mutation
 
 ARGUMENTS = ("distributed/test_arguments.py",)
+RECORDS = ("step/test_records.py",)
 CULPRITS = ("distributed/test_culprits.py",)
 MISUSE = ("distributed/test_misuse_rows.py", "distributed/test_misuse_steps.py")
 STATES = (
@@ -245,21 +246,63 @@ MISUSES = (
     ),
     Mutation(
         "stochastic rounding is warned of too",
-        "optim/precision.py",
-        'if rounding == "stochastic":',
+        "step/precision.py",
+        "if precision.is_stochastic:",
         "if False:",
         MISUSE,
     ),
     Mutation(
         "a lost update is one below a whole spacing",
-        "optim/precision.py",
+        "step/precision.py",
         "(spacing := _find_spacing(median, dtype)) / 2:",
         "(spacing := _find_spacing(median, dtype)):",
         ("optim/test_precision.py",),
     ),
     Mutation(
-        "numbers beyond float32 are taken",
+        "a former argument is passed on",
+        "step/arguments.py",
+        "for name in FORMER.keys() & options.keys():",
+        "for name in ():",
+        RECORDS,
+    ),
+    Mutation(
+        "a former argument in a group is ignored",
         "step/hyperparameters.py",
+        "for key in sorted(OF_THE_WHOLE & group.keys()):",
+        "for key in sorted(OF_THE_WHOLE.difference(FORMER) & group.keys()):",
+        ("peers/test_fixed_groups.py",),
+    ),
+    Mutation(
+        "workers are excluded without measurements",
+        "step/agreement.py",
+        "if self.excludes and self.every is None:",
+        "if False:",
+        RECORDS,
+    ),
+    Mutation(
+        "votes on deltas leave workers out",
+        "local/arguments.py",
+        "if agreement.excludes:",
+        "if False:",
+        RECORDS,
+    ),
+    Mutation(
+        "a crew waits five minutes for each silent member",
+        "crew/optimizer.py",
+        "if timeouts.init_s is None:",
+        "if False:",
+        RECORDS,
+    ),
+    Mutation(
+        "workers with other momenta's dtypes meet",
+        "step/settings.py",
+        'apart = ("timeouts", "momentum_sync", "weight")',
+        'apart = ("timeouts", "momentum_sync", "weight", "precision")',
+        ("distributed/test_disagreement.py",),
+    ),
+    Mutation(
+        "numbers beyond float32 are taken",
+        "step/arguments.py",
         "if not -FLOAT32_MAX <= value <= FLOAT32_MAX:",
         "if not abs(value) <= 1e308:",
         ARGUMENTS,

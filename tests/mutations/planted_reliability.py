@@ -168,7 +168,7 @@ RELIABILITY = (
     Mutation(
         "excluded: feedback counts on",
         "step/settings.py",
-        'if self.on_disagreement == "exclude" and rule.worker_state:',
+        "if self.agreement.excludes and rule.worker_state:",
         "if False:",
         OUT,
     ),
@@ -217,7 +217,7 @@ RELIABILITY = (
     Mutation(
         "excluded: ranks of a node are left out one by one",
         "step/diagnostics.py",
-        'if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:',
+        "if settings.agreement.excludes and len(ranks.inside) > 1:",
         "if False:",
         REAL,
     ),

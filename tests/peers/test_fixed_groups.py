@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import distlion
 from distlion import errors
 from distlion.optim import VotingBase
+from distlion.step.arguments import FORMER
 from distlion.step.hyperparameters import OF_THE_WHOLE
 from distlion.step.settings import Settings
 from distlion_lab.baselines.virtual import VirtualBaseline
@@ -114,12 +115,16 @@ def test_what_schedulers_write_and_other_integers_for_a_step_are_taken(kind: str
 
 def test_arguments_of_the_whole_optimizer_are_refused_in_a_group() -> None:
     own = {"params", "lr", "betas", "weight_decay", "aggregation"}
-    arguments = {field.name for field in fields(Settings)} | {"exp_avg_dtype", "process_group"}
-    assert arguments - own == OF_THE_WHOLE
+    arguments = {field.name for field in fields(Settings)} | {"process_group"}
+    assert (arguments - own) | FORMER.keys() == OF_THE_WHOLE
     for make in (distlion.Lion, distlion.DistributedLion):
         params = [param for _, param in make_params()]
-        with pytest.raises(errors.InvalidArgumentError, match="rounding='stochastic' in a param"):
+        with pytest.raises(errors.InvalidArgumentError, match=r"seed=3 in a param group.* Give it"):
+            make([{"params": params, "seed": 3}])
+        with pytest.raises(errors.InvalidArgumentError, match=r"Give precision=Precision\(round"):
             make([{"params": params, "rounding": "stochastic"}])
+        with pytest.raises(errors.InvalidArgumentError, match=r"agreement=Agreement\(every=5"):
+            make([{"params": params, "agreement": distlion.Agreement(every=5)}])
 
 
 Spoil = Callable[[Any, nn.Parameter], object]

@@ -114,17 +114,14 @@ class Plan:
         return 1 if self.seed % 3 == 0 else 256 * 1024
 
     @property
-    def step_timeout_s(self) -> float:
-        return float(self.options["step_timeout_s"])
-
-    @property
-    def busy_timeout_s(self) -> float:
-        return float(self.options["busy_timeout_s"])
+    def timeouts(self) -> distlion.Timeouts:
+        found: distlion.Timeouts = self.options["timeouts"]
+        return found
 
     @property
     def longest_wait_s(self) -> float:
         """How long a call may wait: for a worker that is late, but runs."""
-        return max(self.step_timeout_s, self.busy_timeout_s)
+        return max(self.timeouts.step_s, self.timeouts.busy_s)
 
     @property
     def has_overlap(self) -> bool:
@@ -133,7 +130,7 @@ class Plan:
     @property
     def is_slow(self) -> bool:
         """Whether a message may take so long that an exchange has no end in time."""
-        return self.delays.straggling_s > 0.1 * self.step_timeout_s
+        return self.delays.straggling_s > 0.1 * self.timeouts.step_s
 
     @property
     def most_calls(self) -> int:
@@ -153,8 +150,8 @@ def draw_plan(seed: int) -> Plan:
     plan = _draw_impatient(seed)
     if seed % 2:
         return plan
-    limit_s = BUSY_SHARE * plan.step_timeout_s
-    return replace(plan, options={**plan.options, "busy_timeout_s": limit_s})
+    timeouts = replace(plan.timeouts, busy_s=BUSY_SHARE * plan.timeouts.step_s)
+    return replace(plan, options={**plan.options, "timeouts": timeouts})
 
 
 def _draw_impatient(seed: int) -> Plan:
@@ -167,7 +164,7 @@ def _draw_impatient(seed: int) -> Plan:
     n_groups = 2 if len(sizes) > 1 and chance.random() < 0.3 else 1
     options = _draw_options(chance, size)
     steps = chance.choice((3, 3, 3, 4, 4, 5, 6))
-    timeout_s = options["step_timeout_s"]
+    timeout_s = options["timeouts"].step_s
     poisons = _draw_poisons(chance, size, len(sizes), steps)
     slow = chance.random() < 0.08
     faults = _draw_faults(chance, size, len(sizes), steps, options)
@@ -220,11 +217,11 @@ def _draw_options(chance: random.Random, size: int) -> dict[str, Any]:
         "nonfinite": chance.choice(("raise", "skip", "abstain")),
         "clip_norm": clip,
         "bucket_elements": chance.choice((None, 64, 128, 600) if is_auto else (64, 128, 600)),
-        "check_every": chance.choice((1, 2, 1000)),
-        "diagnose_every": chance.choice((None,) * 8 + (1, 2)),
-        "init_timeout_s": timeout_s * chance.choice((1.0, 2.0)),
-        "step_timeout_s": timeout_s,
-        "busy_timeout_s": timeout_s,
+        "replicas": distlion.Replicas(check_every=chance.choice((1, 2, 1000))),
+        "agreement": distlion.Agreement(every=chance.choice((None,) * 8 + (1, 2))),
+        "timeouts": distlion.Timeouts(
+            init_s=timeout_s * chance.choice((1.0, 2.0)), step_s=timeout_s, busy_s=timeout_s
+        ),
         "seed": chance.randrange(1000),
     }
 
@@ -273,7 +270,7 @@ def _draw_fault(
     kind = chance.choices(kinds, weights)[0]
     victim = chance.randrange(size)
     peer = chance.choice([rank for rank in range(size) if rank != victim])
-    timeout_s = options["step_timeout_s"]
+    timeout_s = options["timeouts"].step_s
     share = chance.choice((0.05, 0.3, chance.uniform(0.3, 1.5), 2.5, math.inf))
     framing: Framing = chance.choices(("frame", "questions", "weights"), (18, 1, 1))[0]
     return Fault(

@@ -125,9 +125,9 @@ def _is_mild(outcome: Outcome, fault: Fault) -> bool:
     plan, lasts = outcome.plan, ("stop", "late", "cut")
     if fault.kind == "late" and plan.transport_s is None:
         return fault.seconds <= max(
-            MILD * plan.step_timeout_s, (plan.busy_timeout_s - plan.step_timeout_s) / 2
+            MILD * plan.timeouts.step_s, (plan.timeouts.busy_s - plan.timeouts.step_s) / 2
         )
-    return fault.kind in lasts and fault.seconds <= MILD * plan.step_timeout_s
+    return fault.kind in lasts and fault.seconds <= MILD * plan.timeouts.step_s
 
 
 def _find_false_alarms(outcome: Outcome) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _find_wrong_blame(outcome: Outcome) -> Iterator[str]:
 
 def _returning_s(outcome: Outcome, fault: Fault) -> float:
     plan = outcome.plan
-    limit_s = plan.longest_wait_s if fault.kind == "late" else plan.step_timeout_s
+    limit_s = plan.longest_wait_s if fault.kind == "late" else plan.timeouts.step_s
     return limit_s + 1.5 * SETTLING_S
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from distlion import RecursiveDoubling
+from distlion import Agreement, RecursiveDoubling, Replicas
 from distlion.wire import AllReduce
 from simulation.network import Delays
 from simulation.plan import Fault, Plan, draw_plan
@@ -27,10 +27,9 @@ def make_plan(seed: int, *faults: Fault) -> Plan:
         "momentum_sync": None,
         "overlap": False,
         "clip_norm": None,
-        "diagnose_every": None,
-        "check_every": 1,
-        "step_timeout_s": TIMEOUT_S,
-        "init_timeout_s": TIMEOUT_S,
+        "agreement": Agreement(),
+        "replicas": Replicas(check_every=1),
+        "timeouts": replace(drawn.timeouts, init_s=TIMEOUT_S, step_s=TIMEOUT_S),
     }
     return replace(
         drawn,

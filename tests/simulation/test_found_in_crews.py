@@ -41,8 +41,9 @@ def make_crew_plan(seed: int, *faults: CrewFault, **changes: Any) -> CrewPlan:
         skew_s=0.0,
         faults=faults,
     )
-    options = {**plan.options, "overlap": False, "clip_norm": None, "step_timeout_s": 2.0}
-    return replace(plan, options={**options, "init_timeout_s": 2.0}, **changes)
+    timeouts = replace(plan.options["timeouts"], init_s=2.0, step_s=2.0)
+    options = {**plan.options, "overlap": False, "clip_norm": None, "timeouts": timeouts}
+    return replace(plan, options=options, **changes)
 
 
 def list_endings(outcome: CrewOutcome) -> list[str]:

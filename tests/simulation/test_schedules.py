@@ -54,7 +54,7 @@ def test_a_worker_that_is_late_by_more_than_its_timeout_is_waited_for() -> None:
     plan = draw_plan(720)
     outcome = play(plan)
     ((fault, _),) = outcome.fired
-    assert fault.kind == "late" and fault.seconds > 2 * plan.step_timeout_s
+    assert fault.kind == "late" and fault.seconds > 2 * plan.timeouts.step_s
     assert {diary.ending for diary in outcome.diaries} == {"finished"}
     assert not find_violations(outcome)
 
@@ -139,8 +139,8 @@ def test_a_call_in_place_of_a_step_is_one_error_on_all_workers() -> None:
         drawn = draw_plan(seed)
         fault = Fault("call", victim=seed % drawn.size, at=1)
         # Without overlap, as votes of a step that has begun are given up before the call.
-        options = {"overlap": False, "step_timeout_s": 60.0, "busy_timeout_s": 60.0}
-        options = {**drawn.options, **options}
+        timeouts = replace(drawn.timeouts, step_s=60.0, busy_s=60.0)
+        options = {**drawn.options, "overlap": False, "timeouts": timeouts}
         plan = replace(drawn, options=options, faults=(fault,), transport_s=None, poisons=())
         outcome = play(plan)
         if drawn.is_slow or not outcome.fired:

@@ -116,7 +116,7 @@ class Worker:
         """Return how it ended."""
         plan = self._plan
         self._pause(self._kernel.random.uniform(0, plan.compute_s))
-        longest_s = max(plan.options["init_timeout_s"], plan.longest_wait_s)
+        longest_s = max(plan.timeouts.start_s, plan.longest_wait_s)
         if not self._attempt(CONSTRUCTION, self._construct, longest_s):
             return "raised"
         optimizer = self._optimizer
@@ -290,7 +290,7 @@ def come_back(plan: Plan, distributed: Distributed, diary: Diary) -> None:
     A script that overlooks that may go on, and must not train alone.
     """
     with contextlib.suppress(RuntimeError):
-        distributed.init_process_group(plan.options["init_timeout_s"])
+        distributed.init_process_group(plan.timeouts.start_s)
     try:
         param = torch.nn.Parameter(torch.zeros(3))
         distlion.DistributedLion([param], lr=1e-2)

@@ -41,9 +41,8 @@ def main(folder: Path, last_step: int) -> None:
         weight_decay=0.1,
         momentum_sync=distlion.MomentumSync(every=4),
         # Saves are as short as steps here: whoever is stopped in one is found as soon.
-        init_timeout_s=STEP_TIMEOUT_S,
-        step_timeout_s=STEP_TIMEOUT_S,
-        check_every=10,
+        timeouts=distlion.Timeouts(init_s=STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S),
+        replicas=distlion.Replicas(check_every=10),
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
     if (folder / "latest").exists():

@@ -76,7 +76,7 @@ def test_agreement_is_counted_on_what_was_really_applied(
         lr=1.0,
         cautious=cautious,
         aggregation=rule,
-        diagnose_every=2,
+        agreement=distlion.Agreement(every=2),
     )
     generator = torch.Generator().manual_seed(workers)
     expected = []
@@ -119,7 +119,7 @@ def test_agreement_on_a_matrix_is_that_of_orthogonalized_directions() -> None:
         [{"params": [("w", param)], "orthogonalize": True}],
         workers=3,
         lr=1.0,
-        diagnose_every=1,
+        agreement=distlion.Agreement(every=1),
     )
     for step in range(3):
         directions = []
@@ -143,7 +143,9 @@ def test_diagnosis_changes_nothing() -> None:
     results = []
     for every in (None, 1):
         param = nn.Parameter(torch.zeros(300))
-        cluster = distlion.VirtualCluster([param], workers=3, diagnose_every=every)
+        cluster = distlion.VirtualCluster(
+            [param], workers=3, agreement=distlion.Agreement(every=every)
+        )
         for step in range(4):
             for worker in range(3):
                 set_grads([param], worker, step)

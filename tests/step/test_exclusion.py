@@ -50,7 +50,7 @@ def test_votes_count_as_the_definition_says(workers: int, every: int) -> None:
     def flips(worker: int, step: int) -> bool:
         return (worker == 1 and step < 40) or worker == 6
 
-    cluster, param = make_cluster(workers, diagnose_every=every)
+    cluster, param = make_cluster(workers, agreement=distlion.Agreement(every, "exclude"))
     oracle, grads = Oracle(workers, every), Grads(workers, flips)
     ever = set()
     for number in range(200):
@@ -71,7 +71,7 @@ def test_votes_count_as_the_definition_says(workers: int, every: int) -> None:
 def test_honest_workers_all_count_and_no_bit_changes() -> None:
     params = []
     for choice in ("exclude", "warn"):
-        cluster, param = make_cluster(8, on_disagreement=choice)
+        cluster, param = make_cluster(8, agreement=distlion.Agreement(1, choice))
         grads = Grads(8)
         for _ in range(40):
             step(cluster, param, grads.draw())
@@ -158,10 +158,8 @@ def test_the_warning_says_that_votes_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"diagnose_every": None}, "Add diagnose_every=10"),
         ({"momentum_sync": distlion.MomentumSync(every=3)}, "Leave momentum_sync out"),
         ({"clip_norm": distlion.ClipNorm(1.0, scope="global")}, "Use scope='worker', or"),
-        ({"on_disagreement": "ignore"}, "expected one of 'warn', 'exclude'"),
         ({"aggregation": distlion.FeedbackVote()}, "Expected a rule without memory"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_state_that_was_taken_does_not_change() -> None:
 def test_without_the_option_a_state_forgets_who_agreed() -> None:
     cluster, param = make_cluster(3)
     step(cluster, param, Grads(3).draw())
-    plain, _ = make_cluster(3, on_disagreement="warn")
+    plain, _ = make_cluster(3, agreement=distlion.Agreement(every=1))
     plain.load_state_dict(cluster.state_dict())
 
     assert "agreement" in cluster.param_groups[0]

@@ -70,7 +70,11 @@ class Flock:
         self.params = [nn.Parameter(torch.zeros(size)) for size in SIZES]
         named = [("first", self.params[0]), ("second", self.params[1])]
         self.cluster = distlion.VirtualCluster(
-            named, workers=workers, lr=0.01, betas=(BETA1, BETA2), diagnose_every=every
+            named,
+            workers=workers,
+            lr=0.01,
+            betas=(BETA1, BETA2),
+            agreement=distlion.Agreement(every=every),
         )
         self._flippers, self._leaning = flippers, leaning
         self._generator = torch.Generator().manual_seed(workers)

@@ -32,9 +32,13 @@ from virtual_steps import SIZES, do_step, make_cluster
         ({"exchange": "auto"}, UnsupportedTypeError, "nothing to measure"),
         ({"aggregation": "majority"}, UnsupportedTypeError, "expected a rule"),
         ({"momentum_sync": 100}, UnsupportedTypeError, "MomentumSync"),
-        ({"diagnose_every": 0}, InvalidArgumentError, "diagnose_every"),
+        ({"agreement": 10}, UnsupportedTypeError, r"agreement=10: expected Agreement\(\.\.\.\)"),
         ({"seed": -1}, InvalidArgumentError, "seed"),
-        ({"rounding": "stochastic"}, InvalidArgumentError, "bfloat16"),
+        (
+            {"precision": distlion.Precision(rounding="stochastic")},
+            InvalidArgumentError,
+            "bfloat16",
+        ),
         ({"nonfinite": "ignore"}, InvalidArgumentError, "nonfinite"),
     ],
 )

@@ -57,7 +57,11 @@ OTHER_CASES = [
     Case("skip", {"nonfinite": "skip"}, bad_grad=float("nan")),
     Case(
         "skip with sync and diagnosis",
-        {"nonfinite": "skip", "momentum_sync": MomentumSync(every=2), "diagnose_every": 2},
+        {
+            "nonfinite": "skip",
+            "momentum_sync": MomentumSync(every=2),
+            "agreement": distlion.Agreement(every=2),
+        },
         bad_grad=float("nan"),
     ),
     Case("abstain", {"nonfinite": "abstain"}, bad_grad=float("inf")),
@@ -84,23 +88,37 @@ OTHER_CASES = [
     ),
     Case(
         "feedback, bfloat16",
-        {"rounding": "stochastic", "aggregation": distlion.FeedbackVote(), "diagnose_every": 4},
+        {
+            "precision": distlion.Precision(rounding="stochastic"),
+            "aggregation": distlion.FeedbackVote(),
+            "agreement": distlion.Agreement(every=4),
+        },
         torch.bfloat16,
     ),
-    Case("diagnosed", {"diagnose_every": 3, "aggregation": distlion.Average()}),
+    Case(
+        "diagnosed", {"agreement": distlion.Agreement(every=3), "aggregation": distlion.Average()}
+    ),
     *(
         Case(
             f"cautious {name}",
-            {"cautious": True, "aggregation": SAMPLE[name], "diagnose_every": 5},
+            {
+                "cautious": True,
+                "aggregation": SAMPLE[name],
+                "agreement": distlion.Agreement(every=5),
+            },
         )
         for name in matrix.first_of_each_class()
     ),
     Case("small buckets", {"bucket_elements": 100, "seed": 5}),
-    Case("bfloat16", {"rounding": "stochastic", "exp_avg_dtype": torch.float32}, torch.bfloat16),
+    Case(
+        "bfloat16",
+        {"precision": distlion.Precision(exp_avg=torch.float32, rounding="stochastic")},
+        torch.bfloat16,
+    ),
     Case("bfloat16 momenta", {"momentum_sync": MomentumSync(every=4)}, torch.bfloat16),
     Case(
         "orthogonalized, averaged and diagnosed",
-        {"momentum_sync": MomentumSync(every=3), "diagnose_every": 2},
+        {"momentum_sync": MomentumSync(every=3), "agreement": distlion.Agreement(every=2)},
         orthogonalize=True,
     ),
     Case("orthogonalized, clip worker", {"clip_norm": ClipNorm(1.5)}, orthogonalize=True),
@@ -112,7 +130,10 @@ OTHER_CASES = [
     ),
     Case(
         "orthogonalized, excluded",
-        {"diagnose_every": 1, "on_disagreement": "exclude", "nonfinite": "abstain"},
+        {
+            "agreement": distlion.Agreement(every=1, on_disagreement="exclude"),
+            "nonfinite": "abstain",
+        },
         bad_grad=float("nan"),
         orthogonalize=True,
     ),

@@ -123,8 +123,8 @@ def test_of_several_bad_workers_the_first_is_named_in_whatever_order_they_come(
 
 @pytest.mark.parametrize("clip_norm", [None, GLOBAL])
 def test_the_order_in_which_workers_are_collected_changes_no_bit(clip_norm: Any) -> None:
-    in_order, params = make_cluster(3, clip_norm=clip_norm, diagnose_every=1)
-    shuffled, others = make_cluster(3, clip_norm=clip_norm, diagnose_every=1)
+    in_order, params = make_cluster(3, clip_norm=clip_norm, agreement=distlion.Agreement(every=1))
+    shuffled, others = make_cluster(3, clip_norm=clip_norm, agreement=distlion.Agreement(every=1))
     for step in range(3):
         do_step(in_order, params, step)
         for worker in (2, 0, 1):
@@ -139,7 +139,7 @@ def test_the_order_in_which_workers_are_collected_changes_no_bit(clip_norm: Any)
 
 
 def test_what_was_diagnosed_stays_when_groups_are_added_and_states_loaded() -> None:
-    cluster, params = make_cluster(3, diagnose_every=1)
+    cluster, params = make_cluster(3, agreement=distlion.Agreement(every=1))
     do_step(cluster, params, 0)
     found = cluster.diagnostics()
     assert [each.parameter for each in found] == ["a", "b"]
@@ -157,7 +157,7 @@ def test_what_was_diagnosed_stays_when_groups_are_added_and_states_loaded() -> N
 
 def test_a_parameter_without_elements_is_no_diagnosis_and_no_obstacle() -> None:
     params = {name: nn.Parameter(torch.zeros(size)) for name, size in (("no", 0), ("a", 70))}
-    cluster = VirtualCluster(params.items(), workers=3, diagnose_every=1)
+    cluster = VirtualCluster(params.items(), workers=3, agreement=distlion.Agreement(every=1))
     do_step(cluster, params, 0)
 
     assert [each.parameter for each in cluster.diagnostics()] == ["a"]

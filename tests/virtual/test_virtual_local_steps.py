@@ -110,41 +110,6 @@ def test_an_outcome_that_is_taken_later_keeps_what_workers_moved_since(
     check(make_adamw, distlion.ResidualVote(), {"momentum": 0.5}, dtype, delay=delay)
 
 
-def test_outer_lion_is_lion_on_the_deltas() -> None:
-    params = make_params(SHAPES)
-    cluster = distlion.VirtualLocalSteps(
-        params.items(),
-        make_sgd,
-        workers=N_WORKERS,
-        every=EVERY,
-        outer="lion",
-        outer_lr=1e-2,
-        outer_betas=(0.8, 0.95),
-    )
-    train_virtually(cluster, params.values(), 0, STEPS)
-
-    common = make_params(SHAPES)
-    votes = distlion.VirtualCluster(common.items(), workers=N_WORKERS, lr=1e-2, betas=(0.8, 0.95))
-    own = [[*make_params(SHAPES).values()] for _ in range(N_WORKERS)]
-    inners = [make_sgd(mine) for mine in own]
-    for step in range(STEPS):
-        for worker, mine in enumerate(own):
-            set_grads(mine, worker, step)
-            inners[worker].step()
-        if (step + 1) % EVERY:
-            continue
-        for worker, mine in enumerate(own):
-            for x, y in zip(common.values(), mine, strict=True):
-                x.grad = x.detach() - y.detach()
-            votes.collect(worker)
-        votes.step()
-        with torch.no_grad():
-            for mine in own:
-                for x, y in zip(common.values(), mine, strict=True):
-                    y.copy_(x)
-    assert are_equal(cluster.common_point, common.values())
-
-
 def test_what_is_frozen_stays() -> None:
     params = make_params(SHAPES)
     params["p1"].requires_grad = False
@@ -279,16 +244,8 @@ def test_bits_count_scales_both_ways() -> None:
         ({"outer_lr": 0.0}, "outer_lr=0.0: expected a number above 0"),
         ({"outer_momentum": 1.0}, "expected it in \\[0, 1\\)"),
         ({"nesterov": True}, "outer_momentum is 0"),
-        ({"outer": "adam"}, "outer='adam': expected one of 'sgd', 'lion'"),
-        ({"outer": "lion"}, "outer='lion' moves every element by outer_lr"),
-        ({"outer_betas": (0.9, 0.99)}, "belongs to outer='lion'"),
         ({"every": 1, "delay": 1}, "delay=1: with every=1"),
-        ({"outer": "lion", "outer_lr": 0.1, "outer_momentum": 0.9}, "belongs to outer='sgd'"),
         ({"aggregation": distlion.MajorityVote()}, "carry a step length"),
-        (
-            {"aggregation": distlion.ScaledVote(), "outer": "lion", "outer_lr": 0.1},
-            "are signs alone",
-        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:

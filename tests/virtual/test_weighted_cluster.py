@@ -139,7 +139,9 @@ def test_who_has_more_than_half_of_all_votes_decides() -> None:
 def test_diagnoses_weigh_as_votes_do() -> None:
     """Directions +, - and - of weights 3, 1 and 1: of 5 votes, 1 is left over."""
     params = [nn.Parameter(torch.zeros(8))]
-    cluster = VirtualCluster(params, workers=3, weights=[3, 1, 1], diagnose_every=1)
+    cluster = VirtualCluster(
+        params, workers=3, weights=[3, 1, 1], agreement=distlion.Agreement(every=1)
+    )
     for worker, value in enumerate((1.0, -2.0, -1.5)):
         params[0].grad = torch.full((8,), value)
         cluster.collect(worker)

@@ -10,9 +10,7 @@ import torch
 import matrix
 from distlion import VirtualLocalSteps
 from distlion.errors import InvalidArgumentError
-from distlion.votes import MajorityVote
 from distlion.votes.estimate import EstimateVote
-from distlion.votes.feedback import FeedbackVote
 from distlion_lab.training.methods import MethodKind, find_method
 from distlion_lab.training.periodic import read_local_votes
 from distlion_lab.training.workers import MethodRun
@@ -83,29 +81,6 @@ def test_a_name_says_rule_and_period() -> None:
     assert "ResidualVote(bits=2) of deltas of 8 steps of AdamW" in method.definition
 
 
-LIONS = {"majority-lion": MajorityVote(), "feedback-2-lion": FeedbackVote(bits=2)}
-
-
-@pytest.mark.parametrize("name", LIONS)
-def test_an_outer_lion_has_the_rate_in_the_name(name: str) -> None:
-    params, others = make_params(SHAPES), make_params(SHAPES)
-    take_steps(enter(f"local-{EVERY}-{name}-0.002", params), params, [LR] * STEPS)
-    cluster = VirtualLocalSteps(
-        others.items(),
-        lambda own: torch.optim.AdamW(own, LR, (0.9, 0.999), weight_decay=DECAY),
-        workers=WORKERS,
-        every=EVERY,
-        aggregation=LIONS[name],
-        outer="lion",
-        outer_lr=0.002,
-        outer_betas=(0.9, 0.99),
-        seed=3,
-    )
-    train_virtually(cluster, others.values(), 0, STEPS)
-    cluster.vote()
-    assert are_equal(params.values(), others.values())
-
-
 @pytest.mark.parametrize(
     ("name", "same"),
     [
@@ -124,18 +99,13 @@ def test_two_names_of_a_method_mean_the_same(name: str, same: str) -> None:
         "local-8-scaled-lion",
         "local-0-scaled-plain",
         "local-8-scaled",
-        "local-8-majority-lion-",
+        "local-8-majority-lion",
         "sparse-0",
     ],
 )
 def test_a_name_that_does_not_go_together_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is unknown"):
         find_method(name)
-
-
-def test_an_outer_rate_of_0_is_refused_where_workers_are_built() -> None:
-    with pytest.raises(InvalidArgumentError, match="outer_lr"):
-        enter("local-2-majority-lion-0", make_params(SHAPES))
 
 
 def test_a_name_is_read_for_real_workers() -> None:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 import matrix
 from cluster import run_workers
-from distlion import DistributedLion
+from distlion import Agreement, DistributedLion
 from distlion_lab.training.loop import start_worker
 from distlion_lab.training.methods import BASELINE_NAMES
 from distlion_lab.training.train_settings import OnDisagreement, TrainSettings
@@ -100,7 +100,7 @@ def test_a_disagreeing_worker_is_treated_as_the_settings_say(choice):
 
     settings = TrainSettings.with_defaults(diagnose_every=4, on_disagreement=choice)
     start_worker(settings, torch.nn.Linear(2, 1), make_optimizer)
-    assert (given["on_disagreement"], given["diagnose_every"]) == (choice.value, 4)
+    assert given["agreement"] == Agreement(every=4, on_disagreement=choice.value)
 
 
 def find_betas(rank, world_size, rule):

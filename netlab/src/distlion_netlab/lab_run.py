@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config
 
 from distlion.optim import DistributedLion, Lion
+from distlion.step import Replicas
 from distlion_lab.baselines.ddp import compress_gradients, wrap_in_ddp
 from distlion_lab.planning.line import wire_bytes
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
@@ -158,7 +159,7 @@ def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:
         lr=_LR,
         weight_decay=_WEIGHT_DECAY,
         # Regular comparisons of replicas would make a few steps longer; one follows at the end.
-        check_every=None,
+        replicas=Replicas(check_every=None),
         seed=_SEED,
         **parse_vote(name),
     )

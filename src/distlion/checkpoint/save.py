@@ -143,7 +143,7 @@ def save_checkpoint(
         ReplicaMismatchError: Parameters are not equal on all workers; on every rank.
         ConfigMismatchError: Another worker is at a different call; on every rank.
         PeerLostError, StepTimeoutError: A worker is gone, or silent; or it has not written its part
-            within ``busy_timeout_s``, in the background ``init_timeout_s``.
+            within ``Timeouts.busy_s``, in the background ``init_s``.
         InvalidArgumentError, UnsupportedTypeError: An argument is out of range or of a wrong kind.
 
     Notes:

@@ -22,7 +22,7 @@ from distlion.crew.optimizer import CrewLion
 from distlion.crew.store import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, parse_endpoint
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.around import Inner
-from distlion.step.hyperparameters import check_positive
+from distlion.step.arguments import check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
 
@@ -199,8 +199,7 @@ class Crew:
                 as a learning-rate scheduler; all workers give the same names.
             buffers: Tensors that a newcomer takes from it too, such as ``model.buffers()``.
             **options: As for ``DistributedLion``, except ``process_group``, ``nodes`` and
-                ``momentum_sync``. ``init_timeout_s`` defaults to 30: the wait for a member that
-                falls silent while an epoch is formed.
+                ``momentum_sync``.
 
         Raises:
             InvalidArgumentError: The crew has an optimizer already, or cannot have this option.
@@ -234,7 +233,7 @@ class Crew:
             carry: As for ``optimizer``.
             buffers: Likewise.
             **options: As for ``LocalSteps``, except ``process_group``, ``nodes`` and ``delay``.
-                ``busy_timeout_s`` must cover the time between workers' arrivals at a vote.
+                ``Timeouts.busy_s`` must cover the time between workers' arrivals at a vote.
 
         Raises:
             InvalidArgumentError: The crew has an optimizer already, or cannot have this option.

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from distlion.crew.carried import check_groups, describe_groups, encode_state, take_groups
 from distlion.crew.epoch import Epoch
 from distlion.crew.membership import Membership
-from distlion.crew.optimizer import INIT_TIMEOUT_S, CrewLion
+from distlion.crew.optimizer import CrewLion
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
 from distlion.local.around import Inner
@@ -196,7 +196,6 @@ class CrewLocalSteps(LocalSteps):
         self._open_votes = partial(  # type: ignore[method-assign]
             CrewVotes, membership, buffers
         )
-        options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
         super().__init__(inner, **options)
 
     @property

@@ -251,8 +251,8 @@ class Membership:
         self.patience.rest()
         self._lookout.watch(
             epoch,
-            longest_operation_s=settings.group_timeout_s,
-            users_operation_s=settings.connect_timeout_s,
+            longest_operation_s=settings.timeouts.group_s,
+            users_operation_s=settings.timeouts.connect_s,
         )
         if epoch.place == 0:
             with suppress(DistError):  # a store that is gone is noticed where it is needed

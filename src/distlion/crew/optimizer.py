@@ -50,6 +50,7 @@ from distlion.peers.replicas import broadcast_tensor
 from distlion.peers.session import Session
 from distlion.signals import deferred_signals
 from distlion.step.agreement import AGREEMENT_KEY
+from distlion.step.arguments import check_record
 from distlion.step.inputs import StepInputs
 from distlion.step.newcomers import begin_momentum
 from distlion.step.nodes import NodePieces
@@ -57,6 +58,7 @@ from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.step.shard_pieces import ShardPieces
+from distlion.step.timeouts import Timeouts
 from distlion.wire.verdict import with_error
 from distlion.wire.watch import watch_peers
 
@@ -67,8 +69,9 @@ REFUSED = {
     "nodes": "a node would have to leave and join as a whole",
     "momentum_sync": "the momenta that are averaged would change with the members",
 }
-INIT_TIMEOUT_S = 30.0
-"""Seconds for each collective that forms an epoch, and so the wait for a silent member."""
+FORMING_S = 30.0
+"""``Timeouts.init_s`` of a crew: for each collective that forms an epoch, and so for the wait for a
+silent member."""
 _LOST = (PeerLostError, StepTimeoutError)
 
 
@@ -114,6 +117,7 @@ class CrewLion(DistributedLion):
         *args: As for ``DistributedLion``.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         local: The local steps between votes; None where every step is a vote.
+        timeouts: As for ``DistributedLion``.
         **options: As for ``DistributedLion``.
 
     Raises:
@@ -128,6 +132,7 @@ class CrewLion(DistributedLion):
         *args: Any,
         buffers: Iterable[Tensor] = (),
         local: LocalSide | None = None,
+        timeouts: Timeouts = Timeouts(),
         **options: Any,
     ) -> None:
         for name, reason in REFUSED.items():
@@ -138,11 +143,13 @@ class CrewLion(DistributedLion):
                 "there is a process group, and the crew makes one for each epoch; leave "
                 "init_process_group() out"
             )
-        options.setdefault("init_timeout_s", INIT_TIMEOUT_S)
+        check_record("timeouts", timeouts, Timeouts)
+        if timeouts.init_s is None:
+            timeouts = replace(timeouts, init_s=FORMING_S)
         self._membership, self._buffers, self._local = membership, list(buffers), local
         self._whole_epoch = 0
         self._donor_groups: list[dict[str, Any]] = []
-        super().__init__(params, *args, **options)
+        super().__init__(params, *args, timeouts=timeouts, **options)
         if any(is_dtensor(param) for param in self._all_params()):
             raise UnsupportedTypeError(
                 "the parameters are DTensors; in a crew each worker holds whole parameters"
@@ -170,7 +177,7 @@ class CrewLion(DistributedLion):
     @property
     def silence_s(self) -> float:
         """Seconds that a member may be silent."""
-        return self._settings.step_timeout_s
+        return self._settings.timeouts.step_s
 
     @property
     def traffic(self) -> CrewTraffic:
@@ -328,7 +335,7 @@ class CrewLion(DistributedLion):
         Raises:
             ReplicaMismatchError: Replicas are not repaired, or no majority is known.
         """
-        if self._settings.on_mismatch != "repair" or not error.culprits:
+        if self._settings.replicas.on_mismatch != "repair" or not error.culprits:
             raise error
         logger.warning("%s; they take the parameters of the others", error)
         if self._session.ranks.rank in error.culprits:
@@ -368,7 +375,7 @@ class CrewLion(DistributedLion):
     def _enter(self, epoch: Epoch) -> None:
         """Become a member of an epoch: take its hyperparameters, then its parameters."""
         call_roll(epoch)
-        workers = connect(epoch, timeout_s=self._settings.init_timeout_s)
+        workers = connect(epoch, timeout_s=self._settings.timeouts.start_s)
         limit_s = epoch.connect_timeout_s
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
@@ -377,7 +384,7 @@ class CrewLion(DistributedLion):
         if gives:
             carried.give(epoch.store, self._describe_state())
         if epoch.is_behind:
-            limit_s = self._settings.init_timeout_s
+            limit_s = self._settings.timeouts.start_s
             given = carried.take(
                 epoch.store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody
             )
@@ -479,7 +486,7 @@ class CrewLion(DistributedLion):
 
     def _broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
         """Return the tensor of a member, of the same shape and dtype."""
-        link = self._session.connections.link_all(self._settings.init_timeout_s)
+        link = self._session.connections.link_all(self._settings.timeouts.start_s)
         row = tensor.detach().clone().to(link.wire_device).contiguous()
         broadcast_tensor(link, row, step=self.committed_step, source=source)
         return row.to(tensor.device)

@@ -98,7 +98,8 @@ def compare_at_end(optimizers: Iterable[Any]) -> None:
     """Compare replicas at the end of a run; every worker must call it.
 
     Args:
-        optimizers: Optimizers; those with ``check_every=None`` are skipped, as in their steps.
+        optimizers: Optimizers; those with ``Replicas(check_every=None)`` are skipped, as in their
+            steps.
 
     Raises:
         ReplicaMismatchError: Replicas differ; on every rank.
@@ -106,7 +107,7 @@ def compare_at_end(optimizers: Iterable[Any]) -> None:
     """
     for optimizer in optimizers:
         votes = optimizer.outer_optimizer if isinstance(optimizer, LocalSteps) else optimizer
-        if votes.settings.check_every is not None:
+        if votes.settings.replicas.check_every is not None:
             optimizer.verify_replicas()
 
 

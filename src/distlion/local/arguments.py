@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import check_record
 
 
 def check_every_steps(every: object) -> int:
@@ -22,6 +24,22 @@ def check_every_steps(every: object) -> int:
     if every < 1:
         raise InvalidArgumentError(f"every={every}: expected 1 or more steps between votes")
     return every
+
+
+def check_agreement(agreement: Agreement) -> Agreement:
+    """Check that nobody is left out of votes on deltas, and return the record.
+
+    Raises:
+        InvalidArgumentError: Workers are to be excluded.
+        UnsupportedTypeError: It is not an ``Agreement``.
+    """
+    check_record("agreement", agreement, Agreement)
+    if agreement.excludes:
+        raise InvalidArgumentError(
+            f"agreement={agreement}: votes on deltas leave nobody out. Expected "
+            f"on_disagreement='warn'. Use Agreement(every={agreement.every})"
+        )
+    return agreement
 
 
 def check_delay(delay: object, every: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from distlion.errors import CheckpointError
-from distlion.local.arguments import Schedule
+from distlion.local.arguments import Schedule, check_agreement
 from distlion.local.around import AroundInner, Inner
 from distlion.local.inner_state import do_inner_step, is_creating_state
 from distlion.local.outer_step import OuterStep
@@ -21,12 +21,15 @@ from distlion.local.votes import LocalVotes, Progress
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.saved_state import reading_state
 from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import refusing_former
 from distlion.step.diagnostics import Diagnosis
 from distlion.step.nodes import Nodes
+from distlion.step.replicas import Replicas
+from distlion.step.timeouts import Timeouts
 from distlion.step.traffic import Traffic
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.pattern import Exchange
-from distlion.wire.roll_call import BUSY_TIMEOUT_S
 from distlion.wire.transport import ByteCount
 
 
@@ -37,7 +40,7 @@ class LocalSteps(AroundInner):
         y_i = ``every`` steps of ``inner`` from the common point x, with the gradients of worker i
         d_i = x - y_i
         u = s * S, the result of ``aggregation`` over the votes on d_1, ..., d_N
-        x = x - outer_lr * u, or what ``outer`` makes of u; then y_i = x for all i
+        x = x - outer_lr * u, see ``outer_momentum`` too; then y_i = x for all i
         (DiLoCo, arXiv:2311.08105, Algorithm 1, with votes in place of 32 bits)
 
     It shares ``param_groups`` and ``state`` with ``inner``, so that schedulers, clipping and hooks
@@ -55,19 +58,15 @@ class LocalSteps(AroundInner):
             many elements each; a divisor of ``every``. Each part votes every H steps, so some part
             votes every H / P steps (Streaming DiLoCo, arXiv:2501.18512).
         aggregation: Rule for deltas: ``ScaledVote()``, ``ResidualVote()``, ``EstimateVote()`` or
-            ``StochasticVote()``; None for the first. With ``outer="lion"`` any rule of
-            ``DistributedLion``; None for ``MajorityVote()``.
-        outer_lr: Outer learning rate, above 0; None for 1, which applies the result in full.
-            "lion" needs a rate.
+            ``StochasticVote()``; None for the first.
+        outer_lr: Outer learning rate, above 0; 1 applies the result in full.
         outer_momentum: Weight of the momentum of the results, in [0, 1).
         nesterov: Whether that momentum looks ahead.
-        outer: "sgd", or "lion": a step of ``DistributedLion`` with the deltas for gradients.
-        outer_betas: Betas of "lion"; None for (0.9, 0.99).
         common_device: Device of the common point and of the rule's state, such as "cpu" where a GPU
             has no memory for them; None: each parameter's own device.
         exchange, nodes, weight, process_group, nonfinite: As for ``DistributedLion``.
-        on_mismatch, bucket_elements, check_every, diagnose_every, init_timeout_s: Likewise.
-        step_timeout_s, busy_timeout_s, seed: Likewise; steps are votes there.
+        bucket_elements, replicas, timeouts, seed: Likewise; steps are votes there.
+        agreement: Likewise, without "exclude".
 
     Raises:
         InvalidArgumentError: A value is out of range, or does not fit another.
@@ -90,8 +89,8 @@ class LocalSteps(AroundInner):
         ``committed_step`` counts these. Part s % P votes after s committed votes; a part whose vote
         failed votes again in the next turn. The first votes on parts cover H / P, 2 H / P, ... H
         steps. ``vote()`` votes on all parts, one after the other; if one of these votes fails, the
-        earlier ones stand. ``check_every`` counts votes on parts, ``diagnose_every`` rounds of all
-        parts. Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
+        earlier ones stand. ``replicas`` counts votes on parts, ``agreement`` rounds of all parts.
+        Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
         synchronized; see ``average_buffers``.
 
     Example:
@@ -105,6 +104,7 @@ class LocalSteps(AroundInner):
 
     _step_supports_amp_scaling = True
 
+    @refusing_former
     def __init__(
         self,
         inner: Inner,
@@ -113,30 +113,23 @@ class LocalSteps(AroundInner):
         delay: int = 0,
         parts: int = 1,
         aggregation: Aggregation | None = None,
-        outer_lr: float | None = None,
+        outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
         nesterov: bool = False,
-        outer: Literal["sgd", "lion"] = "sgd",
-        outer_betas: tuple[float, float] | None = None,
         common_device: torch.device | str | None = None,
         exchange: Exchange | Literal["auto"] = "auto",
         nodes: Nodes | None = None,
         weight: int = 1,
         process_group: dist.ProcessGroup | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
-        on_mismatch: Literal["raise", "repair"] = "raise",
         bucket_elements: int | None = None,
-        check_every: int | None = 1000,
-        diagnose_every: int | None = None,
-        init_timeout_s: float = 300,
-        step_timeout_s: float = 60,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        replicas: Replicas = Replicas(),
+        agreement: Agreement = Agreement(),
+        timeouts: Timeouts = Timeouts(),
         seed: int = 0,
     ) -> None:
         super().__init__(inner)
-        step = OuterStep.choose(
-            kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
-        )
+        step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._votes = self._open_votes(
             self._inner,
             Schedule(every, delay, parts),
@@ -148,13 +141,10 @@ class LocalSteps(AroundInner):
             weight=weight,
             process_group=process_group,
             nonfinite=nonfinite,
-            on_mismatch=on_mismatch,
             bucket_elements=bucket_elements,
-            check_every=check_every,
-            diagnose_every=diagnose_every,
-            init_timeout_s=init_timeout_s,
-            step_timeout_s=step_timeout_s,
-            busy_timeout_s=busy_timeout_s,
+            replicas=replicas,
+            agreement=check_agreement(agreement),
+            timeouts=timeouts,
             seed=seed,
         )
 

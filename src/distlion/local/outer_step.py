@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +13,16 @@ from torch import Tensor
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.step.alone import check_finite, gather_alone
+from distlion.step.arguments import check_number
 from distlion.step.bucket import abstain
-from distlion.step.hyperparameters import check_number
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import describe_problem
 from distlion.step.param import VotingParam
-from distlion.step.settings import check_choice
+from distlion.step.precision import Precision
 from distlion.step.stage import Replied, Stage
 from distlion.votes.aggregation import Aggregation
-from distlion.votes.majority import MajorityVote
 from distlion.votes.scaled import ScaledVote
 from distlion.wire.verdict import Verdict
-
-_LION_BETAS = (0.9, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,29 +30,23 @@ class OuterStep:
     """The move of the common point x by a vote on deltas.
 
     Equation:
-        "sgd"   x' = x - lr * (b + ...), see ``OuterMomentum``; u = s * S, the outcome
-        "lion"  x' = x - lr * S, a step of ``DistributedLion`` with the deltas for gradients
+        x' = x - lr * (b + ...), see ``OuterMomentum``; u = s * S, the outcome
 
     Attributes:
-        kind: "sgd" or "lion".
         lr: Outer learning rate.
-        momentum: Weight of the outer momentum's old value, in [0, 1); for "sgd".
-        nesterov: Whether the momentum looks ahead; for "sgd".
-        betas: Betas of "lion".
+        momentum: Weight of the outer momentum's old value, in [0, 1).
+        nesterov: Whether the momentum looks ahead.
 
     Raises:
-        InvalidArgumentError: A number is out of range, or has no effect with this kind.
+        InvalidArgumentError: A number is out of range, or has no effect.
         UnsupportedTypeError: A value is of a wrong kind.
     """
 
-    kind: Literal["sgd", "lion"]
     lr: float
     momentum: float
     nesterov: bool
-    betas: tuple[float, float]
 
     def __post_init__(self) -> None:
-        check_choice("outer", self.kind, ("sgd", "lion"))
         if not check_number("outer_lr", self.lr) > 0:
             raise InvalidArgumentError(f"outer_lr={self.lr}: expected a number above 0")
         if not 0 <= check_number("outer_momentum", self.momentum) < 1:
@@ -67,79 +58,41 @@ class OuterStep:
                 "nesterov=True looks ahead by a momentum, and outer_momentum is 0. Give one, such "
                 "as 0.9, or leave nesterov out"
             )
-        if self.kind == "lion" and self.momentum:
-            raise InvalidArgumentError(
-                f"outer_momentum={self.momentum} belongs to outer='sgd'; outer='lion' takes "
-                "outer_betas"
-            )
 
-    @classmethod
-    def choose(
-        cls,
-        *,
-        kind: Literal["sgd", "lion"],
-        lr: float | None,
-        momentum: float,
-        nesterov: bool,
-        betas: tuple[float, float] | None,
-    ) -> OuterStep:
-        """Return an outer step; None stands for the default of its kind.
+    def list_arguments(self, aggregation: Aggregation | None) -> dict[str, Any]:
+        """List arguments of the optimizer whose steps are the votes on deltas.
+
+        Args:
+            aggregation: The given rule; None for the default.
 
         Raises:
-            InvalidArgumentError: "lion" has no rate, "sgd" has betas, or as for the class.
-            UnsupportedTypeError: As for the class.
+            InvalidArgumentError: The rule's replies carry no step length.
         """
-        if kind == "lion" and lr is None:
+        rule = ScaledVote() if aggregation is None else aggregation
+        # Anything that is not a rule is refused where all rules are checked.
+        if isinstance(rule, Aggregation) and not rule.n_reply_scales:
             raise InvalidArgumentError(
-                "outer='lion' moves every element by outer_lr, and none was given. Expected a "
-                "number above 0. Give outer_lr, much smaller than the weights"
+                f"aggregation={rule!r}: votes on deltas need a rule whose replies carry a step "
+                "length. Choose one such as ScaledVote() or ResidualVote()"
             )
-        if kind == "sgd" and betas is not None:
-            raise InvalidArgumentError(
-                f"outer_betas={betas!r} belongs to outer='lion'; outer='sgd' takes outer_momentum"
-            )
-        return cls(
-            kind=kind,
-            lr=1.0 if lr is None else lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            betas=_LION_BETAS if betas is None else betas,
-        )
+        return {
+            # An outer momentum then moves x further.
+            "lr": 1.0 if self.momentum else self.lr,
+            "betas": (0.0, 0.0),
+            "aggregation": rule,
+            # Without betas nothing reads it, so it takes the smallest dtype.
+            "precision": Precision(exp_avg=torch.bfloat16),
+        }
 
     @property
-    def vote_lr(self) -> float:
-        """Rate at which a vote moves x; an outer momentum then moves it further."""
-        return 1.0 if self.momentum else self.lr
-
-    @property
-    def vote_betas(self) -> tuple[float, float]:
-        """Betas of the votes; only "lion" has a momentum of deltas before the vote."""
-        return self.betas if self.kind == "lion" else (0.0, 0.0)
-
-    def choose_rule(self, given: Aggregation | None) -> Aggregation:
-        """Return the rule for deltas, the given one or the default.
-
-        Raises:
-            InvalidArgumentError: The given rule's replies do not carry what this step needs.
-        """
-        if given is None:
-            return MajorityVote() if self.kind == "lion" else ScaledVote()
-        if isinstance(given, Aggregation) and bool(given.n_reply_scales) != (self.kind == "sgd"):
-            needs, such = (
-                ("carry a step length", "ScaledVote() or ResidualVote()")
-                if self.kind == "sgd"
-                else ("are signs alone", "MajorityVote() or FeedbackVote()")
-            )
-            raise InvalidArgumentError(
-                f"aggregation={given!r}: outer={self.kind!r} needs a rule whose replies {needs}. "
-                f"Choose one such as {such}"
-            )
-        return given  # anything that is not a rule is refused where all rules are checked
+    def is_plain(self) -> bool:
+        """True if x takes the result of a vote in full."""
+        return self.lr == 1 and not self.momentum
 
     def describe(self) -> list[str]:
         """List the settings that must be equal on all workers and are in no param group."""
         return [
-            f"outer: {self.kind!r}",
+            "outer: 'sgd'",  # states of 0.1.0 hold this line
             f"outer_lr: {float(self.lr)!r}",
             f"outer_momentum: {float(self.momentum)!r}",
             f"nesterov: {self.nesterov!r}",
@@ -337,8 +290,6 @@ class OuterStage(Stage):
         Equation:
             u = d, in place of s * S
         """
-        if self.outer.kind == "lion":
-            return None
         header = inputs.header
         if header.status is not Status.OK:
             return Verdict.of(header)

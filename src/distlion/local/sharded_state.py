@@ -112,10 +112,9 @@ def _list_rule_state(
     votes: LocalVotes, state_dict: Mapping[str, Any]
 ) -> dict[Tensor, dict[str, Tensor]]:
     """List the state of the votes for each parameter of the common point."""
-    # Without betas nothing reads the momentum of deltas.
-    unread = set() if votes.stage.outer.kind == "lion" else {"exp_avg"}
+    # Votes on deltas have no betas, so that nothing reads their momentum.
     return {
-        point: {key: value for key, value in entry.items() if key not in unread}
+        point: {key: value for key, value in entry.items() if key != "exp_avg"}
         for point, entry in _pair_entries(votes, state_dict)
     }
 
@@ -138,7 +137,7 @@ def _describe_votes(votes: LocalVotes) -> dict[str, Any]:
         "format": 1,
         "workers": _get_pieces(votes).n_workers,
         "outer": votes.stage.outer.describe(),
-        "outer_betas": list(votes.stage.outer.vote_betas),
+        "outer_betas": [0.0, 0.0],  # as in states of 0.1.0
         "aggregation": repr(common.param_groups[0]["aggregation"]),
     }
 

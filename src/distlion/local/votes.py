@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -86,7 +85,7 @@ class LocalVotes:
         **options: Any,
     ) -> None:
         self._inner, self.schedule = inner, schedule
-        self._is_plain = outer.kind == "sgd" and outer.lr == 1 and not outer.momentum
+        self._is_plain = outer.is_plain
         self.period = LocalPeriod(schedule.parts)
         self._late: LateVote | None = None
         self._voting: Pairs = ()  # their period ends with the vote under way
@@ -102,11 +101,7 @@ class LocalVotes:
         self.common = make(
             [self.stage],
             placed,
-            outer.vote_lr,
-            outer.vote_betas,
-            aggregation=outer.choose_rule(aggregation),
-            # Without betas nothing reads it, so it takes the smallest dtype.
-            exp_avg_dtype=None if outer.kind == "lion" else torch.bfloat16,
+            **outer.list_arguments(aggregation),
             **options,
         )
         ranks = self.common.session.ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
+from distlion.kernels.contract import PARAM_DTYPES
 from distlion.kernels.orthogonal import matrix_shape
 from distlion.step.param import check_own_memory, check_shared_memory, is_dtensor, local_tensor
 from distlion.votes.aggregation import Aggregation
@@ -253,28 +253,6 @@ def check_matrices(
                 "Expected two dims or more, and at least two rows and columns; a convolution "
                 "counts as (out, rest). Put biases, norms and scalars into another param group"
             )
-
-
-def check_exp_avg_dtype(dtype: torch.dtype | None) -> None:
-    """Raise InvalidArgumentError unless ``dtype`` is None, float32 or bfloat16."""
-    if dtype is not None and dtype not in EXP_AVG_DTYPES:
-        raise InvalidArgumentError(
-            f"exp_avg_dtype={dtype}: expected torch.float32, torch.bfloat16, or None"
-        )
-
-
-def check_rounding(rounding: str, dtypes: Collection[torch.dtype]) -> None:
-    """Raise InvalidArgumentError where stochastic rounding has nothing to round, or cannot."""
-    if rounding != "stochastic":
-        return
-    if torch.bfloat16 not in dtypes:
-        raise InvalidArgumentError(
-            "rounding='stochastic' rounds bfloat16 parameters, and there is none; use 'nearest'"
-        )
-    if torch.float16 in dtypes:
-        raise InvalidArgumentError(
-            "rounding='stochastic' cannot round float16 parameters; use 'nearest' or bfloat16"
-        )
 
 
 def check_rule(rule: Any, *, takes_scales: bool, orthogonalizes: bool) -> None:

@@ -21,17 +21,14 @@ from distlion.errors import (
 from distlion.kernels.dispatch import check_denormals
 from distlion.layout import place_parameters
 from distlion.optim.arguments import (
-    check_exp_avg_dtype,
     check_matrices,
     check_params,
-    check_rounding,
     check_rule,
     label_params,
     list_group,
     list_params,
     settle_names,
 )
-from distlion.optim.precision import warn_of_lost_updates
 from distlion.optim.saved_groups import WORKER_KEY
 from distlion.optim.saved_state import (
     describe_cuts,
@@ -50,6 +47,7 @@ from distlion.step.agreement import AGREEMENT_KEY
 from distlion.step.hyperparameters import GroupReader, check_hyperparameters, check_step, read_step
 from distlion.step.nodes import NodePieces
 from distlion.step.param import Make, VotingParam, is_dtensor
+from distlion.step.precision import Precision, warn_of_lost_updates
 from distlion.step.settings import Settings
 from distlion.step.shard_pieces import OwnShards, ShardPieces
 from distlion.step.stage import Stage
@@ -74,22 +72,21 @@ class LionBase(Optimizer):
         params: ParamsT,
         defaults: dict[str, Any],
         *,
-        exp_avg_dtype: torch.dtype | None = None,
+        precision: Precision = Precision(),
         pieces: NodePieces | OwnShards | None = None,
-        rounding: str = "nearest",
     ) -> None:
         self._check_group(defaults)
-        self._begin_life(exp_avg_dtype, pieces)
+        self._begin_life(precision, pieces)
         super().__init__(list_params(params), defaults)
-        warn_of_lost_updates(self.param_groups, rounding=rounding)
+        warn_of_lost_updates(self.param_groups, precision)
 
     def _begin_life(
         self,
-        exp_avg_dtype: torch.dtype | None = None,
+        precision: Precision = Precision(),
         pieces: NodePieces | OwnShards | None = None,
     ) -> None:
         """Set up the attributes that no state holds."""
-        self._exp_avg_dtype = exp_avg_dtype
+        self._precision = precision
         self._pieces: NodePieces | OwnShards = pieces or NodePieces(1, 0)
         self._makes: dict[Tensor, Make] = {}
         self._step_lock = threading.Lock()
@@ -129,7 +126,7 @@ class LionBase(Optimizer):
 
     def momentum_make(self, param: Tensor) -> Make:
         """Return shape, dtype and device of this process's part of a parameter's momentum."""
-        return Make.of(param).of_momentum(self._momentum_shape(param), self._exp_avg_dtype)
+        return Make.of(param).of_momentum(self._momentum_shape(param), self._precision.exp_avg)
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
         """Return the shape of this process's part of the momentum."""
@@ -185,7 +182,7 @@ class LionBase(Optimizer):
                 self.state,
                 self._pieces.of(param),
                 make,
-                make.of_momentum(self._momentum_shape(param), self._exp_avg_dtype),
+                make.of_momentum(self._momentum_shape(param), self._precision.exp_avg),
                 self._pieces.part,
                 is_sharded=is_dtensor(param),
                 copies=self._pieces.find_copies(param),
@@ -276,7 +273,6 @@ class VotingBase(LionBase):
         params: As for every torch optimizer.
         lr, betas, weight_decay, cautious: Lion's hyperparameters.
         aggregation: The rule; None for ``MajorityVote()``.
-        exp_avg_dtype: Dtype of the momentum; None for the parameter's.
         pieces: This process's part of each parameter's momentum.
         worker: Name of the worker that owns these momenta, from ``name_worker``.
     """
@@ -298,11 +294,9 @@ class VotingBase(LionBase):
         weight_decay: float,
         cautious: bool,
         aggregation: Aggregation | None,
-        exp_avg_dtype: torch.dtype | None,
         pieces: NodePieces | ShardPieces | None = None,
         worker: str | None = None,
     ) -> None:
-        check_exp_avg_dtype(exp_avg_dtype)
         defaults: dict[str, Any] = {
             "lr": lr,
             "betas": betas,
@@ -316,14 +310,9 @@ class VotingBase(LionBase):
         if worker is not None:
             defaults[WORKER_KEY] = worker
         self._fixed = FixedGroups()
-        super().__init__(
-            params,
-            defaults,
-            exp_avg_dtype=exp_avg_dtype,
-            pieces=pieces,
-            rounding=self._settings.rounding,
-        )
-        check_rounding(self._settings.rounding, {param.dtype for param in self._all_params()})
+        precision = self._settings.precision
+        super().__init__(params, defaults, precision=precision, pieces=pieces)
+        precision.check_suits({param.dtype for param in self._all_params()})
 
     @property
     def committed_step(self) -> int:

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -21,6 +20,8 @@ from distlion.optim.saved_state import parse_or_note, restoring, warn_of_one_sta
 from distlion.peers.fingerprint import Fingerprint
 from distlion.peers.ownership import MomentumOwnership, find_ownership, name_worker
 from distlion.peers.session import Session, open_session
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import refusing_former
 from distlion.step.bucket import Bucket, cast_votes, check_unchanged, judge
 from distlion.step.clipping import ClipNorm
 from distlion.step.diagnostics import Diagnosis
@@ -34,13 +35,15 @@ from distlion.step.inputs import StepInputs
 from distlion.step.momentum import MomentumSync
 from distlion.step.nodes import Nodes
 from distlion.step.param import VotingParam
+from distlion.step.precision import Precision
+from distlion.step.replicas import Replicas
 from distlion.step.settings import Settings
 from distlion.step.stage import run_exchanges
+from distlion.step.timeouts import Timeouts
 from distlion.step.traffic import Traffic
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.pattern import Exchange
-from distlion.wire.roll_call import BUSY_TIMEOUT_S
 from distlion.wire.transport import ByteCount
 
 
@@ -82,21 +85,12 @@ class DistributedLion(VotingBase):
         nonfinite: Response to a gradient, direction or new momentum that is not finite: "raise" or
             "skip" the step on all workers, or "abstain": leave out that worker for that parameter.
             All workers skip a step in which a GradScaler saw an overflow, also under "raise".
-        on_mismatch: "raise" where replicas differ, or "repair" from the majority of workers.
-        on_disagreement: "warn" of workers far from the majority, or "exclude"; see ``diagnostics``.
         clip_norm: ``ClipNorm(1.0, scope="worker")`` or "global"; not with ``overlap``.
-        rounding: "nearest", or "stochastic" for bfloat16, which otherwise loses small updates.
-        exp_avg_dtype: torch.float32 or torch.bfloat16; None: as parameters, or float32 for float16.
         bucket_elements: Most elements of parameters in a bucket; None: 64 Mi, overlap: less.
-        check_every: Steps between comparisons of replicas. They are also compared in the first step
-            after a start, a load or a change of workers, and 10 and 100 steps later; None: never.
-        diagnose_every: Steps between measurements of agreement, see ``diagnostics()``; None: never.
-        init_timeout_s: Seconds for the handshake, the initial broadcast, and each file of a
-            checkpoint that is saved in the background.
-        step_timeout_s: Seconds of silence in a collective after which a worker counts as failed;
-            below 2 there is no time to ask whether it is busy.
-        busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere, such as in an
-            evaluation; torch's default. Up to ``step_timeout_s``: no longer than for a silent one.
+        replicas: ``Replicas(check_every=1000, on_mismatch="raise")``: comparisons of parameters.
+        agreement: ``Agreement(every=10)`` measures how far workers agree, see ``diagnostics()``.
+        precision: ``Precision(rounding="stochastic")`` for bfloat16; ``Precision(exp_avg=...)``.
+        timeouts: ``Timeouts(step_s=60, busy_s=1800)``: limits of waits for other workers.
         seed: Seed of the coins for ties, zeros and stochastic rounding, 0 to 2^64 - 1.
 
     Raises:
@@ -122,6 +116,7 @@ class DistributedLion(VotingBase):
 
     _open = staticmethod(open_session)
 
+    @refusing_former
     def __init__(
         self,
         params: ParamsT,
@@ -138,17 +133,12 @@ class DistributedLion(VotingBase):
         process_group: dist.ProcessGroup | None = None,
         overlap: bool | Literal["auto"] = False,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
-        on_mismatch: Literal["raise", "repair"] = "raise",
-        on_disagreement: Literal["warn", "exclude"] = "warn",
         clip_norm: ClipNorm | None = None,
-        rounding: Literal["nearest", "stochastic"] = "nearest",
-        exp_avg_dtype: torch.dtype | None = None,
         bucket_elements: int | None = None,
-        check_every: int | None = 1000,
-        diagnose_every: int | None = None,
-        init_timeout_s: float = 300,
-        step_timeout_s: float = 60,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        replicas: Replicas = Replicas(),
+        agreement: Agreement = Agreement(),
+        precision: Precision = Precision(),
+        timeouts: Timeouts = Timeouts(),
         seed: int = 0,
     ) -> None:
         self._settings = Settings(
@@ -157,16 +147,12 @@ class DistributedLion(VotingBase):
             momentum_sync=momentum_sync,
             overlap=overlap,
             nonfinite=nonfinite,
-            on_mismatch=on_mismatch,
-            on_disagreement=on_disagreement,
             clip_norm=clip_norm,
-            rounding=rounding,
             bucket_elements=bucket_elements,
-            check_every=check_every,
-            diagnose_every=diagnose_every,
-            init_timeout_s=init_timeout_s,
-            step_timeout_s=step_timeout_s,
-            busy_timeout_s=busy_timeout_s,
+            replicas=replicas,
+            agreement=agreement,
+            precision=precision,
+            timeouts=timeouts,
             seed=seed,
             weight=weight,
         )
@@ -178,7 +164,6 @@ class DistributedLion(VotingBase):
             weight_decay=weight_decay,
             cautious=cautious,
             aggregation=aggregation,
-            exp_avg_dtype=exp_avg_dtype,
             **self._begin(params, process_group),
         )
         self._meet_all()
@@ -196,10 +181,9 @@ class DistributedLion(VotingBase):
             self._lay_out()
 
     def _take_fingerprint(self, params: list[VotingParam]) -> Fingerprint:
-        names, dtype = self._param_names(), self._exp_avg_dtype
         more = [line for stage in self._own_stages for line in stage.list_lines()]
         return self._session.take_fingerprint(
-            self.param_groups, params, names, dtype, self._fixed, more
+            self.param_groups, params, self._param_names(), self._fixed, more
         )
 
     def _lay_out(self) -> None:
@@ -255,7 +239,7 @@ class DistributedLion(VotingBase):
         session.meter.count_step(session.n_elements)
         if verdict.status is not Status.OK:
             return session.abandon(verdict, self.param_groups, inputs)
-        if self._settings.check_every is not None and not session.replicas.are_compared:
+        if self._settings.replicas.check_every is not None and not session.replicas.are_compared:
             session.compare_replicas(step=step)  # weights may have been loaded after construction
         if faults.armed:
             self._fire("before_commit", step)
@@ -305,7 +289,7 @@ class DistributedLion(VotingBase):
             rank=ranks.rank,
             header=Header(ChunkKind.VOTE, coins.step, 0, 0, digest, epoch=ranks.roster.epoch),
             coins=coins,
-            rounding=coins.rounding if settings.rounding == "stochastic" else None,
+            rounding=coins.rounding if settings.precision.is_stochastic else None,
             coefficients=numbers.coefficients,
             nonfinite=settings.nonfinite,
             found_inf=numbers.found_inf,

@@ -54,7 +54,7 @@ def lion_cub(
     betas: tuple[float, float] = (0.9, 0.99),
     *,
     bits: int = 2,
-    momentum_sync: MomentumSync | None = MomentumSync(every=100),  # noqa: B008, frozen
+    momentum_sync: MomentumSync | None = MomentumSync(every=100),
     **arguments: Any,
 ) -> DistributedLion:
     """Make a ``DistributedLion`` with the settings of Lion Cub.

@@ -83,7 +83,7 @@ class Connections:
         """
         if self._for_checkpoints is None:
             self._for_checkpoints = self._make("checkpoints")
-        timeout_s = self._settings.connect_timeout_s
+        timeout_s = self._settings.timeouts.connect_s
         if in_background:
             return Gloo(self._for_checkpoints, timeout_s=timeout_s)
         return self._link(self._for_checkpoints, timeout_s)
@@ -98,7 +98,7 @@ class Connections:
     ) -> Transport:
         # The workers' own group, before there are others, has a shorter limit in a crew.
         is_own = group is not self._ranks.process_group
-        busy_s = self._settings.busy_timeout_s if is_own else None
+        busy_s = self._settings.timeouts.busy_s if is_own else None
         return Gloo(
             group,
             timeout_s=timeout_s,
@@ -115,7 +115,7 @@ class Connections:
             return own_group(
                 workers,
                 name=f"{self._name}/{what}" if what else self._name,
-                timeout_s=settings.group_timeout_s,
-                connect_timeout_s=self._ranks.connect_timeout_s or settings.connect_timeout_s,
+                timeout_s=settings.timeouts.group_s,
+                connect_timeout_s=self._ranks.connect_timeout_s or settings.timeouts.connect_s,
                 ranks=ranks,
             )

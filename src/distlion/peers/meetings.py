@@ -156,7 +156,7 @@ class Meetings:
         raise explain(verdict, params, problem, rank=self._ranks.rank, step=step)
 
     def _link(self) -> Transport:
-        return self._connections.link_all(self._settings.step_timeout_s)
+        return self._connections.link_all(self._settings.timeouts.step_s)
 
 
 def compare(link: Transport, lines: Sequence[str], *, step: int) -> None:

@@ -40,7 +40,7 @@ PIECE_BYTES = 4 << 20
 """Bytes of one broadcast: 3.4 s at 10 Mbit/s, so that no timeout depends on the model."""
 
 
-class Replicas:
+class ReplicatedParams:
     """The parameters that all workers hold, bitwise identical.
 
     Args:
@@ -80,7 +80,7 @@ class Replicas:
         """
         if self._is_alone:
             return
-        timeout_s, link_of = self._settings.init_timeout_s, self._connections.link_replicas
+        timeout_s, link_of = self._settings.timeouts.start_s, self._connections.link_replicas
         with self._as_one(timeout_s, step=step):
             compare_order(link_of(timeout_s), params, step=step)
         self.are_compared = False
@@ -98,7 +98,7 @@ class Replicas:
             ReplicaMismatchError: They do not.
             CorruptFrameError: A rank received damaged values.
         """
-        link = self._connections.link_replicas(self._settings.init_timeout_s)
+        link = self._connections.link_replicas(self._settings.timeouts.start_s)
         tensors, names = list(params), list(params.values())
         everybody = _gather_digests(link, digest_tensors(tensors), step=step)
         _raise_differing(link, names, everybody, alike, step=step)
@@ -127,7 +127,7 @@ class Replicas:
         """
         if not self.are_compared:
             self._first_step = step
-        every = self._settings.check_every
+        every = self._settings.replicas.check_every
         if every is not None:
             early = [self._first_step + after for after in EARLY_CHECKS if after < every]
             self.due_step = min(
@@ -142,12 +142,14 @@ class Replicas:
         Raises:
             ReplicaMismatchError: They differ; on every rank.
         """
-        timeout_s = self._settings.step_timeout_s
+        timeout_s = self._settings.timeouts.step_s
         link = self._connections.link_replicas(timeout_s)
         was_repaired = False
         self._set_due(step)
         with self._as_one(timeout_s, step=step):
-            was_repaired = verify_replicas(link, params, self._settings.on_mismatch, step=step)
+            was_repaired = verify_replicas(
+                link, params, self._settings.replicas.on_mismatch, step=step
+            )
         # Counters' state may have caused the difference. With shards, some ranks repaired none.
         if was_repaired and not self._is_sharded:
             self._routing.tell_counters(step=step)

@@ -82,7 +82,7 @@ class Routing:
             step: The step that errors name.
         """
         if self.between is None:
-            timeout_s = self._settings.step_timeout_s
+            timeout_s = self._settings.timeouts.step_s
             self.between = self._connections.link_voters(timeout_s, shares=True)
             if len(self._ranks.inside) > 1:
                 self.inside = self._connections.link_worker(timeout_s)
@@ -110,7 +110,7 @@ class Routing:
         patterns = dict.fromkeys(part.pattern for bucket in self.buckets for part in bucket.parts)
         for pattern in patterns:
             for peer in pattern.list_peers(self.between.n_members, self.between.rank):
-                limit_s = self._ranks.connect_timeout_s or self._settings.connect_timeout_s
+                limit_s = self._ranks.connect_timeout_s or self._settings.timeouts.connect_s
                 self.between.connect(peer, timeout_s=limit_s)
         if not is_first:  # at construction there is no state yet
             self.tell_counters(step=step)
@@ -127,7 +127,7 @@ class Routing:
         """
         if not any(bucket.rule.worker_state for bucket in self.buckets):
             return
-        ranks, timeout_s = self._ranks, self._settings.init_timeout_s
+        ranks, timeout_s = self._ranks, self._settings.timeouts.start_s
         header = Header(ChunkKind.VOTE, step, 0, 0, 0, epoch=ranks.roster.epoch)
         link, inside = (
             self._connections.link_voters(timeout_s),
@@ -155,7 +155,7 @@ class Routing:
         Returns:
             Whether there are new buckets.
         """
-        timeout_s = self._settings.step_timeout_s
+        timeout_s = self._settings.timeouts.step_s
         changes = self.trial.note_step(lambda: self._connections.link_all(timeout_s), step=step)
         if changes:
             self.lay_out(params, step=step)
@@ -175,7 +175,7 @@ class Routing:
 
         A newcomer takes the model of the earlier members.
         """
-        timeout_s, model = self._settings.init_timeout_s, None
+        timeout_s, model = self._settings.timeouts.start_s, None
         everybody = self._connections.link_all(timeout_s)
         if self._ranks.roster.epoch:
             model = agree_on_model(everybody, self.model, step=step)

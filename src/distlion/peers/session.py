@@ -8,7 +8,6 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
@@ -18,7 +17,7 @@ from distlion.failures import Status
 from distlion.peers.connections import Connections
 from distlion.peers.fingerprint import Fingerprint, FixedGroups, describe_params
 from distlion.peers.meetings import Meetings, compare
-from distlion.peers.replicas import Replicas
+from distlion.peers.replicas import ReplicatedParams
 from distlion.peers.routing import Routing
 from distlion.peers.weights import agree_on_weights, describe_weights
 from distlion.step.alone import step_alone
@@ -87,7 +86,7 @@ class Session:
         model = None if earlier is None else earlier.routing.model
         self.routing: Routing = Routing(ranks, settings, self.connections, self.meter, model)
         self.meetings = Meetings(ranks, settings, self.connections, self.routing)
-        self.replicas = Replicas(ranks, settings, self.connections, self.routing)
+        self.replicas = ReplicatedParams(ranks, settings, self.connections, self.routing)
         self.gradients = GradientWatch()
         self.use: UseWatch = UseWatch("on any worker") if earlier is None else earlier.use
         self.overlap: Overlap | None = None
@@ -127,7 +126,7 @@ class Session:
         # 1 compare settings; a worker without anything to vote on does too, or others would wait
         if not self.ranks.is_alone:
             self.connections.approach()
-            link = self.connections.link_all(self.settings.init_timeout_s)
+            link = self.connections.link_all(self.settings.timeouts.start_s)
             compare(link, lines, step=step)
             self.ranks = agree_on_weights(link, self.ranks, self.settings, step=step)
             # A worker may have said its weight and then been interrupted while it waited.
@@ -159,7 +158,6 @@ class Session:
         groups: Sequence[Mapping[str, Any]],
         params: Sequence[VotingParam],
         names: Mapping[Tensor, str],
-        exp_avg_dtype: torch.dtype | None,
         fixed: FixedGroups,
         more: Sequence[str] = (),
     ) -> Fingerprint:
@@ -169,7 +167,6 @@ class Session:
             groups: Its param groups.
             params: Its trainable parameters.
             names: Names of all its parameters.
-            exp_avg_dtype: The given dtype of its momentum.
             fixed: The contents of its param groups when parameters were laid out.
             more: Lines that only this kind of optimizer has.
         """
@@ -182,7 +179,6 @@ class Session:
             f"workers that vote: {self.ranks.roster.n_voters}",
             *describe_weights(self.ranks.roster),
             *self.settings.describe(),
-            f"exp_avg_dtype: {exp_avg_dtype}",
             *more,
             *describe_params(groups, names),
         ]
@@ -433,7 +429,7 @@ def open_session(
     Raises:
         ProcessGroupError, InvalidArgumentError, UnsupportedTypeError: The voters are not clear.
     """
-    sharding = find_sharding(params, process_group, timeout_s=settings.init_timeout_s)
+    sharding = find_sharding(params, process_group, timeout_s=settings.timeouts.start_s)
     if sharding is not None:
         sharding.ranks.start_watch()
         if settings.node_size(sharding.ranks.n_ranks) > 1:

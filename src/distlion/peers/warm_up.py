@@ -22,7 +22,7 @@ def compile_kernels(buckets: Sequence[Bucket], settings: Settings) -> None:
     """Launch every kernel that steps will launch, on scratch tensors.
 
     The first launch of a kernel compiles it, which takes seconds. In a step, peers would wait for
-    that, and could exceed ``step_timeout_s``.
+    that, and could exceed ``Timeouts.step_s``.
 
     Args:
         buckets: The buckets; those on the host are skipped.
@@ -63,7 +63,7 @@ def _launch_all(
     segments = kernels.gather([Segment(slot, param, grad.clone(), exp_avg, _STILL)])
     kept = [make_worker_state(part.rule, param)]
     coins = Coins(settings.seed, 0, part.vote.roster.ids[part.link.rank])
-    rounding = coins.rounding if settings.rounding == "stochastic" else None
+    rounding = coins.rounding if settings.precision.is_stochastic else None
 
     votes, finite = vote.encode(kernels, segments, kept, coins, device=part.device)
     bring_down([votes, finite, look_at_gradients(kernels, segments)])

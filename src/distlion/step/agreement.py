@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from distlion.errors import DisagreeingWorkersWarning
+from distlion.errors import DisagreeingWorkersWarning, InvalidArgumentError
+from distlion.step.arguments import check_choice, check_count
 from distlion.step.gradients import warn_user
 
 logger = logging.getLogger("distlion")
@@ -20,6 +22,45 @@ AGREEMENT_KEY = "agreement"
 states a list in rank order, since ids mean nothing to a crew that is formed later."""
 _FIRST = 0.5
 _DECAY = 0.95
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Measure how far workers agree, at intervals; see ``optimizer.diagnostics()``.
+
+    Args:
+        every: Steps between measurements, 1 or more; None: never.
+        on_disagreement: "warn" of workers that agree with the majority of the others clearly less
+            than the median worker does, or "exclude": their votes do not count either, while that
+            lasts. "exclude" needs ``every``, such as 10.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, or there is nothing to exclude by.
+        UnsupportedTypeError: ``every`` is not an integer.
+
+    Notes:
+        A measurement takes a sample of at most 256 elements of each parameter. It changes no bit of
+        the training, unless workers are excluded. "exclude" goes with neither ``momentum_sync``
+        nor ``ClipNorm(scope="global")``, which are means over all workers, nor with a rule that
+        keeps what workers sent in earlier steps.
+    """
+
+    every: int | None = None
+    on_disagreement: Literal["warn", "exclude"] = "warn"
+
+    def __post_init__(self) -> None:
+        check_count("Agreement.every", self.every)
+        check_choice("Agreement.on_disagreement", self.on_disagreement, ("warn", "exclude"))
+        if self.excludes and self.every is None:
+            raise InvalidArgumentError(
+                f"{self} measures nothing to exclude workers by. Expected a number of steps "
+                "between two measurements. Use Agreement(every=10, on_disagreement='exclude')"
+            )
+
+    @property
+    def excludes(self) -> bool:
+        """True if votes of workers that disagree do not count."""
+        return self.on_disagreement == "exclude"
 
 
 class Exclusion:

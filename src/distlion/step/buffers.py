@@ -21,7 +21,7 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.signals import deferred_signals
-from distlion.step.hyperparameters import check_positive
+from distlion.step.arguments import check_positive
 from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks
 from distlion.wire.ask import ask_texts, find_difference
@@ -70,7 +70,7 @@ def average_buffers(
         timeout_s: Seconds of silence after which a worker counts as failed; None: 60, or 300 in a
             first call before there is an optimizer, as other workers may still load data.
         busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere; no more than the
-            limit of ``process_group``, which in a crew is ``init_timeout_s``. The first call on a
+            limit of ``process_group``, which in a crew is ``Timeouts.init_s``. The first call on a
             group of NCCL alone makes a group of Gloo, and waits for everybody that long.
 
     Raises:
@@ -90,7 +90,8 @@ def average_buffers(
         >>> distlion.average_buffers(model)
         >>> distlion.save_checkpoint("runs/first", model, optimizer)
     """
-    check_positive("timeout_s", timeout_s)
+    if timeout_s is not None:
+        check_positive("timeout_s", timeout_s)
     check_positive("busy_timeout_s", busy_timeout_s)
     ranks = Ranks.of(process_group)
     if ranks.process_group is None or ranks.is_alone:

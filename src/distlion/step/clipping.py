@@ -11,8 +11,8 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.step.alone import ClipAlone
+from distlion.step.arguments import check_positive
 from distlion.step.bucket import Bucket
-from distlion.step.hyperparameters import check_positive
 from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.stage import Replied, Stage, Surroundings
 from distlion.step.staging import read_together

@@ -109,7 +109,7 @@ class Diagnosis:
             of the elements where it has a direction and the others are not tied, the share on which
             both have one sign. Each worker counts once, whatever its weight. None for a worker that
             is absent or has no such element. With two workers, both have the same number.
-        excluded: Workers whose votes did not count, with ``on_disagreement="exclude"``.
+        excluded: Workers whose votes did not count, with ``Agreement(on_disagreement="exclude")``.
     """
 
     step: int
@@ -178,13 +178,13 @@ class Examiner:
             params: As for the class.
             earlier: As for the class.
         """
-        excludes = settings.on_disagreement == "exclude"
+        excludes = settings.agreement.excludes
         if not excludes and groups:
             groups[0].pop(AGREEMENT_KEY, None)
-        if settings.diagnose_every is None:
+        if settings.agreement.every is None:
             return None
         return cls(
-            settings.diagnose_every,
+            settings.agreement.every,
             params,
             voters=roster.ids,
             seed=settings.seed,
@@ -355,15 +355,15 @@ def build_examination(
         earlier: The stages for fewer parameters, whose findings are kept.
 
     Raises:
-        InvalidArgumentError: ``on_disagreement`` does not suit a rule.
+        InvalidArgumentError: ``agreement`` does not suit a rule.
         UnsupportedTypeError: Several ranks act as one worker, which cannot be left out.
     """
     ranks = among.ranks
-    if settings.on_disagreement == "exclude" and len(ranks.inside) > 1:
+    if settings.agreement.excludes and len(ranks.inside) > 1:
         raise UnsupportedTypeError(
-            f"on_disagreement='exclude', and {len(ranks.inside)} ranks act as one worker "
-            "(nodes= or shards). Each of them compares only its own part of the parameters. "
-            "Expected workers of one rank. Use on_disagreement='warn'"
+            f"{settings.agreement}, and {len(ranks.inside)} ranks act as one worker (nodes= or "
+            "shards). Each of them compares only its own part of the parameters. Expected workers "
+            "of one rank. Use on_disagreement='warn'"
         )
     before = next((each.examiner for each in earlier if isinstance(each, Examination)), None)
     examiner = Examiner.build(settings, ranks.roster, among.groups, among.params, earlier=before)

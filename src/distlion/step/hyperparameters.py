@@ -10,59 +10,31 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.kernels.contract import FLOAT32_MAX, Coefficients
+from distlion.kernels.contract import Coefficients
+from distlion.step.agreement import AGREEMENT_KEY, Agreement
+from distlion.step.arguments import FORMER, check_number
 from distlion.step.staging import read_together
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return ``value`` as a float: a number, or a tensor with one element.
-
-    Raises:
-        UnsupportedTypeError: It is something else.
-        InvalidArgumentError: It is not finite, or not as a float32.
-    """
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
-    if not -FLOAT32_MAX <= value <= FLOAT32_MAX:  # integers may be too large for a float
-        shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
-        raise InvalidArgumentError(
-            f"{name}={shown}: expected a finite number, of at most {FLOAT32_MAX:.4g}"
-        )
-    return float(value)
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """Raise InvalidArgumentError unless ``value`` is None or above 0."""
-    if value is not None and not check_number(name, value) > 0:
-        raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
-
 
 OF_THE_WHOLE = frozenset(
     {
+        "agreement",
         "bucket_elements",
-        "busy_timeout_s",
-        "check_every",
         "clip_norm",
-        "diagnose_every",
         "exchange",
-        "exp_avg_dtype",
-        "init_timeout_s",
         "momentum_sync",
         "nodes",
         "nonfinite",
-        "on_disagreement",
-        "on_mismatch",
         "overlap",
+        "precision",
         "process_group",
-        "rounding",
+        "replicas",
         "seed",
-        "step_timeout_s",
+        "timeouts",
         "weight",
+        *FORMER,
     }
 )
-"""Arguments of a whole optimizer, which no param group may have."""
+"""Arguments of a whole optimizer, former ones too, which no param group may have."""
 
 FOREIGN_SWITCHES = ("maximize", "differentiable", "amsgrad", "nesterov")
 """Switches of other optimizers that would change a step; no Lion here has them."""
@@ -76,9 +48,11 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         UnsupportedTypeError: A value is not a number.
     """
     for key in sorted(OF_THE_WHOLE & group.keys()):
+        if key == AGREEMENT_KEY and not isinstance(group[key], Agreement):
+            continue  # the running agreement of each worker, which the first group keeps
         raise InvalidArgumentError(
-            f"{key}={group[key]!r} in a param group: it belongs to the whole optimizer. Give it to "
-            "the constructor"
+            f"{key}={group[key]!r} in a param group: it belongs to the whole optimizer. Give "
+            f"{FORMER.get(key, 'it')} to the constructor"
         )
     for switch in FOREIGN_SWITCHES:
         if group.get(switch):

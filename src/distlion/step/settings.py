@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import check_choice, check_count, check_record
 from distlion.step.clipping import ClipNorm
-from distlion.step.hyperparameters import check_positive
 from distlion.step.momentum import MomentumSync
 from distlion.step.nodes import Nodes
+from distlion.step.precision import Precision
+from distlion.step.replicas import Replicas
+from distlion.step.timeouts import Timeouts
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.roster import MOST_WEIGHT
 from distlion.wire.pattern import Exchange
 from distlion.wire.registry import list_patterns
-from distlion.wire.roll_call import BUSY_TIMEOUT_S
 
 DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 
@@ -29,18 +31,14 @@ class Settings:
     momentum_sync: MomentumSync | None
     overlap: bool | Literal["auto"]
     nonfinite: Literal["raise", "skip", "abstain"]
-    on_mismatch: Literal["raise", "repair"]
     clip_norm: ClipNorm | None
-    rounding: Literal["nearest", "stochastic"]
     bucket_elements: int | None
-    check_every: int | None
-    diagnose_every: int | None
-    init_timeout_s: float
-    step_timeout_s: float
+    replicas: Replicas
+    agreement: Agreement
+    precision: Precision
+    timeouts: Timeouts
     seed: int
-    busy_timeout_s: float = BUSY_TIMEOUT_S
-    weight: int = 1
-    on_disagreement: Literal["warn", "exclude"] = "warn"
+    weight: int
 
     def __post_init__(self) -> None:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
@@ -66,18 +64,14 @@ class Settings:
                 f"overlap={self.overlap!r} sends votes while gradients still arrive; choose one"
             )
         check_choice("nonfinite", self.nonfinite, ("raise", "skip", "abstain"))
-        check_choice("on_mismatch", self.on_mismatch, ("raise", "repair"))
+        check_record("replicas", self.replicas, Replicas)
+        check_record("agreement", self.agreement, Agreement)
+        check_record("precision", self.precision, Precision)
+        check_record("timeouts", self.timeouts, Timeouts)
         self._check_exclusion()
-        check_choice("rounding", self.rounding, ("nearest", "stochastic"))
-        for name in ("bucket_elements", "check_every", "diagnose_every", "seed"):
-            value = getattr(self, name)
-            optional = name != "seed" and value is None
-            if not optional and (not isinstance(value, int) or isinstance(value, bool)):
-                raise UnsupportedTypeError(f"{name}={value!r}: expected an integer")
-        for name in ("bucket_elements", "check_every", "diagnose_every"):
-            check_positive(name, getattr(self, name))
-        for name in ("init_timeout_s", "step_timeout_s", "busy_timeout_s"):
-            check_positive(name, getattr(self, name))
+        check_count("bucket_elements", self.bucket_elements)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise UnsupportedTypeError(f"seed={self.seed!r}: expected an integer")
         if not 0 <= self.seed < 1 << 64:
             raise InvalidArgumentError(f"seed={self.seed}: expected 0 to 2^64 - 1")
 
@@ -101,14 +95,8 @@ class Settings:
         return self.nodes.resolve(world_size)
 
     def _check_exclusion(self) -> None:
-        check_choice("on_disagreement", self.on_disagreement, ("warn", "exclude"))
-        if self.on_disagreement == "warn":
+        if not self.agreement.excludes:
             return
-        if self.diagnose_every is None:
-            raise InvalidArgumentError(
-                "on_disagreement='exclude' without diagnose_every=, which compares workers. "
-                "Expected a number of steps between two comparisons. Add diagnose_every=10"
-            )
         is_global = self.clip_norm is not None and self.clip_norm.scope == "global"
         for name, is_mean, remedy in (
             ("momentum_sync", self.momentum_sync is not None, "Leave momentum_sync out"),
@@ -116,9 +104,9 @@ class Settings:
         ):
             if is_mean:
                 raise InvalidArgumentError(
-                    f"on_disagreement='exclude' and {name}={getattr(self, name)!r}, a mean over "
-                    "all workers, which includes those whose votes do not count. Expected no mean "
-                    f"over workers. {remedy}, or on_disagreement='warn'"
+                    f"{self.agreement} and {name}={getattr(self, name)!r}, a mean over all "
+                    "workers, which includes those whose votes do not count. Expected no mean over "
+                    f"workers. {remedy}, or on_disagreement='warn'"
                 )
 
     def check_rule(self, rule: Aggregation) -> None:
@@ -129,11 +117,11 @@ class Settings:
         """
         if isinstance(self.exchange, Exchange):
             self.exchange.check_carries(rule.shape_of(1, 2), rule)
-        if self.on_disagreement == "exclude" and rule.worker_state:
+        if self.agreement.excludes and rule.worker_state:
             raise InvalidArgumentError(
-                f"on_disagreement='exclude' and aggregation={rule!r}, which counts what a worker "
-                "sent in earlier steps too. Expected a rule without memory, such as "
-                "MajorityVote(). Or use on_disagreement='warn'"
+                f"{self.agreement} and aggregation={rule!r}, which counts what a worker sent in "
+                "earlier steps too. Expected a rule without memory, such as MajorityVote(). Or use "
+                "on_disagreement='warn'"
             )
 
     def _check_momenta_travel(self) -> None:
@@ -180,19 +168,9 @@ class Settings:
             )
         return ""
 
-    @property
-    def connect_timeout_s(self) -> float:
-        """Seconds to make the optimizer's own process groups, and for each file of a checkpoint."""
-        return max(self.init_timeout_s, self.step_timeout_s)
-
-    @property
-    def group_timeout_s(self) -> float:
-        """Longest time of an operation on the optimizer's own process groups, in seconds."""
-        return max(self.connect_timeout_s, self.busy_timeout_s)
-
     def describe(self) -> list[str]:
         """List a line for each setting that must be equal on all workers."""
-        apart = ("init_timeout_s", "step_timeout_s", "busy_timeout_s", "momentum_sync", "weight")
+        apart = ("timeouts", "momentum_sync", "weight")
         sync = self.momentum_sync
         return [
             f"momentum_sync: {None if sync is None else sync.describe()}",
@@ -202,11 +180,3 @@ class Settings:
                 if field.name not in apart
             ),
         ]
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise InvalidArgumentError unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise InvalidArgumentError(
-            f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}"
-        )

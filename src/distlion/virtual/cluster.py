@@ -18,6 +18,8 @@ from distlion.optim.base import VotingBase
 from distlion.peers.fingerprint import check_frozen
 from distlion.peers.ownership import MomentumOwnership
 from distlion.signals import deferred_signals
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import refusing_former
 from distlion.step.clipping import ClipNorm, plan_norms
 from distlion.step.diagnostics import Diagnosis, Examiner
 from distlion.step.hyperparameters import describe_steps, read_step
@@ -25,7 +27,10 @@ from distlion.step.momentum import MomentumRows, MomentumSchedule, MomentumSync
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.step.outcome import describe_problem
 from distlion.step.param import take_gradients
+from distlion.step.precision import Precision
+from distlion.step.replicas import Replicas
 from distlion.step.settings import Settings
+from distlion.step.timeouts import Timeouts
 from distlion.step.traffic import Traffic
 from distlion.virtual.accounting import Accounting
 from distlion.virtual.bucket import VirtualBucket
@@ -49,8 +54,7 @@ class VirtualCluster(VotingBase):
     Args:
         params: As for ``DistributedLion``, frozen ones too.
         lr, betas, weight_decay, cautious, aggregation: Likewise.
-        momentum_sync, clip_norm, rounding, exp_avg_dtype: Likewise.
-        bucket_elements, diagnose_every, on_disagreement, seed: Likewise.
+        momentum_sync, clip_norm, bucket_elements, agreement, precision, seed: Likewise.
         workers: N, 1 or more.
         weights: The number of times that each worker's vote counts, as ``weight`` of
             ``DistributedLion``; None: once each.
@@ -80,6 +84,7 @@ class VirtualCluster(VotingBase):
     # Gradients leave ``p.grad`` in ``collect``, so that a GradScaler finds none to unscale.
     _step_supports_amp_scaling = False
 
+    @refusing_former
     def __init__(
         self,
         params: ParamsT,
@@ -95,11 +100,9 @@ class VirtualCluster(VotingBase):
         momentum_sync: MomentumSync | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         clip_norm: ClipNorm | None = None,
-        rounding: Literal["nearest", "stochastic"] = "nearest",
-        exp_avg_dtype: torch.dtype | None = None,
         bucket_elements: int | None = None,
-        diagnose_every: int | None = None,
-        on_disagreement: Literal["warn", "exclude"] = "warn",
+        agreement: Agreement = Agreement(),
+        precision: Precision = Precision(),
         seed: int = 0,
     ) -> None:
         self._grad_norms: dict[int, float] | None = None
@@ -112,16 +115,14 @@ class VirtualCluster(VotingBase):
             momentum_sync=momentum_sync,
             overlap=False,
             nonfinite=nonfinite,
-            on_mismatch="raise",
             clip_norm=clip_norm,
-            rounding=rounding,
             bucket_elements=bucket_elements,
-            check_every=None,
-            diagnose_every=diagnose_every,
-            on_disagreement=on_disagreement,
-            init_timeout_s=1,
-            step_timeout_s=1,
+            replicas=Replicas(check_every=None),
+            agreement=agreement,
+            precision=precision,
+            timeouts=Timeouts(),
             seed=seed,
+            weight=1,
         )
         self._roster = make_roster(workers, weights, self._settings)
         super().__init__(
@@ -131,7 +132,6 @@ class VirtualCluster(VotingBase):
             weight_decay=weight_decay,
             cautious=cautious,
             aggregation=aggregation,
-            exp_avg_dtype=exp_avg_dtype,
         )
         self._lay_out()
 

@@ -273,4 +273,4 @@ class Collection:
         return verdict.status is Status.OK
 
     def _rounding(self, coins: Coins) -> Coin | None:
-        return coins.rounding if self._settings.rounding == "stochastic" else None
+        return coins.rounding if self._settings.precision.is_stochastic else None

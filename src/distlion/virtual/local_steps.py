@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError
-from distlion.local.arguments import Schedule
+from distlion.local.arguments import Schedule, check_agreement
 from distlion.local.around import Inner, check_inner
 from distlion.local.inner_state import reset_broken
 from distlion.local.late_vote import LateVote
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import LocalPairs, copy_to_common, set_deltas, take_common
-from distlion.step.newcomers import Newcomers
+from distlion.step.agreement import Agreement
+from distlion.step.arguments import refusing_former
 from distlion.step.traffic import Traffic
 from distlion.virtual.cluster import VirtualCluster
 from distlion.votes.aggregation import Aggregation
@@ -53,10 +54,10 @@ class VirtualLocalSteps:
             copy of ``params``, which it gets as a list in their order.
         workers: N, 2 or more.
         weights: The number of times that each worker's vote counts; None: once each.
-        every, delay, parts, aggregation, outer_lr, outer_momentum: As for ``LocalSteps``.
-        nesterov, outer, outer_betas: Likewise.
+        every, delay, parts, aggregation, outer_lr, outer_momentum, nesterov: As for
+            ``LocalSteps``.
         exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
-        nonfinite, bucket_elements, diagnose_every, seed: As for ``VirtualCluster``; gradients are
+        nonfinite, bucket_elements, agreement, seed: As for ``VirtualCluster``; gradients are
             deltas there.
 
     Raises:
@@ -79,6 +80,7 @@ class VirtualLocalSteps:
         ...     cluster.step()
     """
 
+    @refusing_former
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
@@ -90,15 +92,13 @@ class VirtualLocalSteps:
         delay: int = 0,
         parts: int = 1,
         aggregation: Aggregation | None = None,
-        outer_lr: float | None = None,
+        outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
         nesterov: bool = False,
-        outer: Literal["sgd", "lion"] = "sgd",
-        outer_betas: tuple[float, float] | None = None,
         exchange: Exchange | None = None,
         nonfinite: Literal["raise", "skip", "abstain"] = "raise",
         bucket_elements: int | None = None,
-        diagnose_every: int | None = None,
+        agreement: Agreement = Agreement(),
         seed: int = 0,
     ) -> None:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
@@ -107,9 +107,7 @@ class VirtualLocalSteps:
         self._schedule = Schedule(every, delay, parts)
         trained = [param for param in self._stage if param.requires_grad]
         self._schedule.check_tensors(trained)
-        step = OuterStep.choose(
-            kind=outer, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, betas=outer_betas
-        )
+        step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._make_inner, own = make_inner, self._copy_params()
         inner = check_inner(make_inner(own))
         # Places in ``params``, in the order of the inner optimizers.
@@ -123,7 +121,7 @@ class VirtualLocalSteps:
             exchange=exchange,
             nonfinite=nonfinite,
             bucket_elements=bucket_elements,
-            diagnose_every=diagnose_every,
+            agreement=check_agreement(agreement),
             seed=seed,
         )
         self._workers = [
@@ -153,10 +151,7 @@ class VirtualLocalSteps:
         return VirtualCluster.with_stages(
             [OuterStage(step, parts=self._schedule.parts)],
             list(zip([self._names[n] for n in self._trained], self._common, strict=True)),
-            step.vote_lr,
-            step.vote_betas,
-            aggregation=step.choose_rule(aggregation),
-            exp_avg_dtype=None if step.kind == "lion" else torch.bfloat16,
+            **step.list_arguments(aggregation),
             workers=workers,
             **options,
         )
@@ -343,7 +338,7 @@ class VirtualLocalSteps:
         self._show(0)
 
     @torch.no_grad()
-    def change_workers(self, ids: Sequence[int], *, newcomers: Newcomers = "zeros") -> None:
+    def change_workers(self, ids: Sequence[int]) -> None:
         """Let these workers vote from the next vote on, as the members of a crew change.
 
         Args:
@@ -351,7 +346,6 @@ class VirtualLocalSteps:
                 before go on; all others begin at the common point with a new inner optimizer, and
                 abstain from the next vote. Call this before the ``step()`` or ``vote()`` in which
                 they come.
-            newcomers: As for ``VirtualCluster.change_workers``, for the momentum of "lion".
 
         Raises:
             InvalidArgumentError: As ``VirtualCluster.change_workers``, a single worker is left,
@@ -369,7 +363,7 @@ class VirtualLocalSteps:
                 "workers or more, and delay=0, as in a crew"
             )
         is_collected, before = self._turn > 0, self._votes.ids
-        self._votes.change_workers(ids, newcomers=newcomers)
+        self._votes.change_workers(ids)
         known = dict(zip(before, self._workers, strict=True))
         self._workers = [known.get(identity) or self._start_worker() for identity in ids]
         self._newcomers = {place for place, identity in enumerate(ids) if identity not in known}

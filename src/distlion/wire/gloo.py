@@ -47,8 +47,8 @@ LEAST_BYTES_TO_MEET = 256 * 1024
 
 
 LIMITS = (
-    "step_timeout_s= limits the silence of a worker, busy_timeout_s= the wait for one that runs, "
-    "init_timeout_s= construction"
+    "Timeouts.step_s limits the silence of a worker, Timeouts.busy_s the wait for one that runs, "
+    "Timeouts.init_s construction"
 )
 
 

@@ -177,7 +177,7 @@ class Patience:
         self._has_told = True
         logger.warning(
             "[rank %d] %s has waited for more than %g s for %s, busy elsewhere. Every rank must "
-            "make this call. The wait ends with an error after busy_timeout_s=%g",
+            "make this call. The wait ends with an error after %g s",
             self._rank,
             self._waiting_call,
             self._limit_s,

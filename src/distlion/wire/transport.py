@@ -54,12 +54,12 @@ class Transfer(Protocol):
 
     It is under way, or *held*, so that other small ones can join its message: then it begins when
     somebody waits for one of them.
-
-    Attributes:
-        is_held: Whether it has not begun.
     """
 
-    is_held: bool
+    @property
+    def is_held(self) -> bool:
+        """True if it has not begun."""
+        ...
 
     def begin(self) -> None:
         """Begin it if it is held, with all that have joined it."""

@@ -108,7 +108,7 @@ class CrewPlan:
     @property
     def is_slow(self) -> bool:
         """True if a late message can make an exchange exceed its limit."""
-        slow_s: float = 0.1 * self.options["step_timeout_s"]
+        slow_s: float = 0.1 * self.options["timeouts"].step_s
         return self.delays.straggling_s > slow_s
 
     @property
@@ -117,7 +117,7 @@ class CrewPlan:
 
         With five workers every fourth exchange then fails, and an epoch takes eight to form.
         """
-        limit_s: float = self.options["step_timeout_s"]
+        limit_s: float = self.options["timeouts"].step_s
         return self.delays.straggling_s > limit_s
 
     @property
@@ -140,7 +140,7 @@ def draw_crew_plan(seed: int) -> CrewPlan:
     options = {key: value for key, value in _draw_options(chance, 3).items() if key not in REFUSED}
     if chance.random() < 0.9:
         options["nonfinite"] = "raise"
-    timeout_s = options["step_timeout_s"]
+    timeout_s = options["timeouts"].step_s
     goal = chance.choice((3, 5, 8, 12))
     comings = tuple(
         Coming(chance.randrange(goal - 1), chance.choice((0.0, chance.uniform(0, 4))))

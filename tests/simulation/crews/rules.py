@@ -19,7 +19,7 @@ Always, whatever happened:
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was
 over before it could be let in, or by a store that was silent for 5 s. Machines that stay apart for
-good excuse it, and so do messages that take longer than ``step_timeout_s``.
+good excuse it, and so do messages that take longer than ``Timeouts.step_s``.
 """
 
 from __future__ import annotations

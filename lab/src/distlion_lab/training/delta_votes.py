@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,18 +21,14 @@ class OuterChoice:
     """The outer step of votes on deltas.
 
     Attributes:
-        kind: "sgd" or "lion".
         lr: Constant outer rate, above 0.
-        momentum: Nesterov momentum of "sgd"; 0 for none.
+        momentum: Nesterov momentum; 0 for none.
     """
 
-    kind: Literal["sgd", "lion"]
     lr: float = 1.0
     momentum: float = 0.0
 
     def __str__(self) -> str:
-        if self.kind == "lion":
-            return f"Lion(lr={self.lr:g})"
         if not self.momentum:
             return f"SGD(lr={self.lr})"
         return f"SGD(lr={self.lr}, momentum={self.momentum}, nesterov=True)"
@@ -40,13 +36,11 @@ class OuterChoice:
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of ``VirtualLocalSteps``."""
-        if self.kind == "lion":
-            return {"outer": "lion", "outer_lr": self.lr}
         momentum = {"outer_momentum": self.momentum, "nesterov": self.momentum > 0}
         return {"outer_lr": self.lr, **momentum}
 
 
-PLAIN, NESTEROV = OuterChoice("sgd"), OuterChoice("sgd", OUTER_LR, OUTER_MOMENTUM)
+PLAIN, NESTEROV = OuterChoice(), OuterChoice(OUTER_LR, OUTER_MOMENTUM)
 
 
 class DeltaVotes:

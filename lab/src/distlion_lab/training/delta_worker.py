@@ -21,7 +21,7 @@ from distlion_lab.training.method import Method, MethodKind
 from distlion_lab.training.workers import MethodRun, VoteOptions, Voter
 
 DEFAULT_DELTA_RULE = "scaled"
-_OF_LOCAL_STEPS = ("exchange", "diagnose_every", "step_timeout_s")
+_OF_LOCAL_STEPS = ("exchange", "agreement", "timeouts")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from distlion.errors import NonFiniteError
 from distlion.optim import DistributedLion
-from distlion.step import MomentumSync
+from distlion.step import Agreement, MomentumSync, Timeouts
 from distlion_lab.tasks.base import Task, score_batch
 from distlion_lab.training.checkpoints import CheckpointSettings, RunCheckpoints
 from distlion_lab.training.device import find_device, move_batch
@@ -116,9 +116,8 @@ def start_worker(
         exchange=find_exchange(settings.exchange),
         momentum_sync=None if every is None else MomentumSync(every=every),
         overlap=settings.overlap.choice,
-        diagnose_every=settings.diagnose_every,
-        on_disagreement=settings.on_disagreement.choice,
-        step_timeout_s=settings.step_timeout_s or DEFAULT_STEP_TIMEOUT_S,
+        agreement=Agreement(settings.diagnose_every, settings.on_disagreement.choice),
+        timeouts=Timeouts(step_s=settings.step_timeout_s or DEFAULT_STEP_TIMEOUT_S),
     )
     assert settings.method.start is not None  # the settings checked it
     return settings.method.start(model, run, options)

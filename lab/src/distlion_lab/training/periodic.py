@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from distlion.votes import RULES, SCALED_RULES, Aggregation
+from distlion.votes import SCALED_RULES, Aggregation
 from distlion_lab.baselines.top_bits import TopBits
 from distlion_lab.training.delta_votes import NESTEROV, PLAIN, DeltaVotes, OuterChoice
 from distlion_lab.training.inner import ADAMW, LION, OUTER_SGD, PLAIN_OUTER_SGD, Inner
@@ -22,17 +22,12 @@ PERIODIC_NAMES = (
     "RULE-every-K[-lion][-plain]",
     "local-K-RULE-plain",
     "local-K-RULE-nesterov",
-    "local-K-RULE-lion[-RATE]",
 )
-"""Patterns of their names. RATE is an outer Lion's learning rate."""
+"""Patterns of their names."""
 _DILOCO = re.compile(r"diloco-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?")
 _SPARSE = re.compile(r"sparse-(?P<every>[1-9]\d*)")
 _VOTED = re.compile(r"(?P<rule>.+)-every-(?P<every>[1-9]\d*)(?P<inner>-lion)?(?P<outer>-plain)?")
-_LOCAL = re.compile(
-    r"local-(?P<every>[1-9]\d*)-(?P<rule>.+)-"
-    r"(?P<outer>plain|nesterov|lion(-(?P<rate>\d+(\.\d+)?(e-\d+)?))?)"
-)
-_OUTER_LION_LR = 1e-3
+_LOCAL = re.compile(r"local-(?P<every>[1-9]\d*)-(?P<rule>.+)-(?P<outer>plain|nesterov)")
 Enter = Callable[[MethodRun], VirtualWorkers]
 
 
@@ -104,13 +99,8 @@ def read_local_votes(name: str) -> LocalVotes | None:
     match = _LOCAL.fullmatch(name)
     if match is None:
         return None
-    rule: Aggregation | None
-    if match["outer"].startswith("lion"):
-        rule = RULES[match["rule"]].rule if match["rule"] in RULES else None
-        outer = OuterChoice("lion", lr=float(match["rate"] or _OUTER_LION_LR))
-    else:
-        rule = SCALED_RULES.get(match["rule"])
-        outer = PLAIN if match["outer"] == "plain" else NESTEROV
+    rule = SCALED_RULES.get(match["rule"])
+    outer = PLAIN if match["outer"] == "plain" else NESTEROV
     return None if rule is None else LocalVotes(int(match["every"]), rule, outer)
 
 

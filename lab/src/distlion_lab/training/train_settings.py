@@ -62,7 +62,7 @@ class OnDisagreement(str, Enum):
 
     @property
     def choice(self) -> Literal["warn", "exclude"]:
-        """Return the argument for ``DistributedLion(on_disagreement=...)``."""
+        """Return the argument for ``Agreement(on_disagreement=...)``."""
         return "exclude" if self is OnDisagreement.EXCLUDE else "warn"
 
 

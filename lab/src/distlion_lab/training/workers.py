@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from distlion.errors import ReplicaMismatchError
 from distlion.local import LocalSteps
 from distlion.optim import DistributedLion, group_params
-from distlion.step import MomentumSync
+from distlion.step import Agreement, MomentumSync, Timeouts
 from distlion.virtual import VirtualCluster
 from distlion.votes import Aggregation
 from distlion.wire import PATTERNS, AllReduce, Exchange
@@ -93,9 +93,8 @@ class VoteOptions(TypedDict, total=False):
     exchange: Exchange | Literal["auto"]
     overlap: bool | Literal["auto"]
     momentum_sync: MomentumSync | None
-    diagnose_every: int | None
-    on_disagreement: Literal["warn", "exclude"]
-    step_timeout_s: float
+    agreement: Agreement
+    timeouts: Timeouts
 
 
 def find_exchange(name: str) -> Exchange | Literal["auto"]:

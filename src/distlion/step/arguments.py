@@ -1,0 +1,97 @@
+"""Checks of single arguments, and the records that former arguments have moved to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor
+
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.kernels.contract import FLOAT32_MAX
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FORMER = {
+    "busy_timeout_s": "timeouts=Timeouts(busy_s=...)",
+    "check_every": "replicas=Replicas(check_every=...)",
+    "diagnose_every": "agreement=Agreement(every=...)",
+    "exp_avg_dtype": "precision=Precision(exp_avg=...)",
+    "init_timeout_s": "timeouts=Timeouts(init_s=...)",
+    "on_disagreement": "agreement=Agreement(every=..., on_disagreement=...)",
+    "on_mismatch": "replicas=Replicas(on_mismatch=...)",
+    "rounding": "precision=Precision(rounding=...)",
+    "step_timeout_s": "timeouts=Timeouts(step_s=...)",
+}
+"""Former arguments of optimizers, each with its successor."""
+
+
+def refusing_former(make: Callable[P, T]) -> Callable[P, T]:
+    """Let a function refuse former arguments with UnsupportedTypeError, by their successors."""
+
+    @wraps(make)
+    def checked(*args: P.args, **options: P.kwargs) -> T:
+        for name in FORMER.keys() & options.keys():
+            raise UnsupportedTypeError(
+                f"{name}={options[name]!r}: a record has taken over this argument. Expected "
+                f"{FORMER[name]}. Import the record from distlion"
+            )
+        return make(*args, **options)
+
+    return checked
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return ``value`` as a float: a number, or a tensor with one element.
+
+    Raises:
+        UnsupportedTypeError: It is something else.
+        InvalidArgumentError: It is not finite, or not as a float32.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
+    if not -FLOAT32_MAX <= value <= FLOAT32_MAX:  # integers may be too large for a float
+        shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
+        raise InvalidArgumentError(
+            f"{name}={shown}: expected a finite number, of at most {FLOAT32_MAX:.4g}"
+        )
+    return float(value)
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise InvalidArgumentError unless ``value`` is above 0; other errors as ``check_number``."""
+    if not check_number(name, value) > 0:
+        raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
+
+
+def check_count(name: str, value: object) -> None:
+    """Check a number of steps or elements, or None.
+
+    Raises:
+        UnsupportedTypeError: It is not an integer.
+        InvalidArgumentError: It is below 1.
+    """
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UnsupportedTypeError(f"{name}={value!r}: expected an integer or None")
+    if value < 1:
+        raise InvalidArgumentError(f"{name}={value}: expected 1 or more, or None")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InvalidArgumentError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise InvalidArgumentError(
+            f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}"
+        )
+
+
+def check_record(name: str, value: object, kind: type) -> None:
+    """Raise UnsupportedTypeError unless ``value`` is a record of this kind."""
+    if not isinstance(value, kind):
+        raise UnsupportedTypeError(f"{name}={value!r}: expected {kind.__name__}(...)")
