@@ -81,11 +81,11 @@ public:
 
     // `segments` are those of `table`; they know the names.
     void encode_rests(const SegmentTable& table, nb::handle segments, nb::handle estimates,
-                      std::uint64_t key, bool inverted, nb::handle out, nb::handle scales,
+                      bool are_residuals, std::uint64_t key, bool inverted, nb::handle out, nb::handle scales,
                       nb::handle finite, int threads) const {
         const Packed packed = read_out(tensors_, out, {1, 2}, table);
         const Encoding encoding{.vote = Vote::rests, .out = packed.words, .n_planes = packed.n_planes,
-                                .zero = {key, inverted}};
+                                .zero = {key, inverted}, .are_residuals = are_residuals};
         const std::vector<Segment> read = read_estimates(tensors_, table, segments, estimates);
         float* const found = read_floats(tensors_, scales, "scales", {read.size(), packed.n_planes});
         bool* const flags = read_flags(tensors_, finite, read.size());
@@ -94,19 +94,64 @@ public:
                                flags, found);
     }
 
-    void add_steps(nb::handle estimates, nb::handle slots, nb::handle votes, nb::handle scales,
-                   nb::handle out, int threads) const {
-        const auto steps = read_steps(tensors_, estimates, slots, votes, scales, out);
+    // `reach`: a number for each segment, or none.
+    void encode_lots(const SegmentTable& table, const std::vector<float>& reach, nb::handle spread,
+                     std::uint64_t key, bool inverted, nb::handle out, nb::handle scales, nb::handle finite,
+                     int threads) const {
+        const Packed packed = read_out(tensors_, out, {1, 1}, table);
+        const Encoding encoding{.vote = Vote::lots, .out = packed.words, .n_planes = 1, .zero = {key, inverted}};
+        const std::vector<Segment>& read = table.segments;
+        if (!reach.empty() && reach.size() != read.size()) {
+            refuse("reach: given " + std::to_string(reach.size()) + ", expected one for each of " +
+                   std::to_string(read.size()) + " segments");
+        }
+        float* const found = read_floats(tensors_, scales, "scales", {read.size(), 1});
+        bool* const flags = read_flags(tensors_, finite, read.size());
+        const float means = spread.is_none() ? -1.0f : static_cast<float>(read_double(spread));
+        const nb::gil_scoped_release released;
+        distlion::encode_lots(*loops_, read.data(), read.size(), encoding, packed.n_blocks,
+                              reach.empty() ? nullptr : reach.data(), means, threads, flags, found);
+    }
+
+    // `segments` as for `encode_rests`.
+    void move_residuals(const SegmentTable& table, nb::handle segments, nb::handle residuals, nb::handle votes,
+                        nb::handle scales, nb::handle finite, int threads) const {
+        const std::vector<Segment> read = read_estimates(tensors_, table, segments, residuals);
+        const std::vector<ScaledBits> said = read_bits(tensors_, table, votes, scales);
+        const bool* const flags = read_flags(tensors_, finite, read.size());
+        const nb::gil_scoped_release released;
+        distlion::move_residuals(*loops_, read.data(), read.size(), said.data(), flags, threads);
+    }
+
+    void add_steps(nb::handle estimates, nb::handle slots, nb::handle present, nb::handle votes,
+                   nb::handle scales, int threads) const {
+        const auto steps = read_steps(tensors_, estimates, slots, present, votes, scales);
         const nb::gil_scoped_release released;
         distlion::add_steps(*loops_, steps.data(), steps.size(), threads);
     }
 
     void add_steps_of_all(nb::handle estimates, nb::handle votes, nb::handle scales, nb::handle present,
-                          nb::handle slots, std::size_t first_block, nb::handle out, int threads) const {
-        const auto steps =
-            read_steps_of_all(tensors_, estimates, votes, scales, present, slots, first_block, out);
+                          nb::handle slots, std::size_t first_block, int threads) const {
+        const auto steps = read_steps_of_all(tensors_, estimates, votes, scales, present, slots, first_block);
         const nb::gil_scoped_release released;
         distlion::add_steps(*loops_, steps.data(), steps.size(), threads);
+    }
+
+    // `estimates` None: of 0.
+    void count_steps(nb::handle votes, nb::handle scales, nb::handle present, nb::handle slots,
+                     std::size_t first_block, nb::handle weights, nb::handle estimates, std::uint64_t key,
+                     bool inverted, nb::handle out, nb::handle sums, int threads) const {
+        const Packed reply = read_packed(tensors_, out, 3, "out");
+        SumTable table;
+        read_sums(table, tensors_, votes, scales, present, slots, first_block, weights, estimates, sums);
+        if (reply.n_planes != 1 || reply.n_blocks != table.n_blocks) {
+            refuse("out: given " + std::to_string(reply.n_blocks) + " blocks of " +
+                   std::to_string(reply.n_planes) + " planes, expected " + std::to_string(table.n_blocks) +
+                   " of 1");
+        }
+        const nb::gil_scoped_release released;
+        distlion::count_sums(*loops_, table.sums.data(), table.sums.size(), {key, inverted}, reply.words,
+                             reply.n_blocks, threads);
     }
 
     void check_finite(const SegmentTable& segments, nb::handle finite, int threads) const {
@@ -361,12 +406,19 @@ NB_MODULE(_cpu, m) {
              "step"_a, "out"_a, "finite"_a, "threads"_a)
         .def("encode_directions", &Core::encode_directions, "segments"_a, "is_bfloat16"_a, "out"_a,
              "finite"_a, "threads"_a)
-        .def("encode_rests", &Core::encode_rests, "table"_a, "segments"_a, "estimates"_a, "key"_a,
+        .def("encode_rests", &Core::encode_rests, "table"_a, "segments"_a, "estimates"_a.none(),
+             "are_residuals"_a, "key"_a, "inverted"_a, "out"_a, "scales"_a, "finite"_a, "threads"_a)
+        .def("encode_lots", &Core::encode_lots, "table"_a, "reach"_a, "spread"_a.none(), "key"_a,
              "inverted"_a, "out"_a, "scales"_a, "finite"_a, "threads"_a)
-        .def("add_steps", &Core::add_steps, "estimates"_a, "slots"_a, "votes"_a, "scales"_a, "out"_a,
+        .def("move_residuals", &Core::move_residuals, "table"_a, "segments"_a, "residuals"_a, "votes"_a,
+             "scales"_a, "finite"_a, "threads"_a)
+        .def("add_steps", &Core::add_steps, "estimates"_a, "slots"_a, "present"_a, "votes"_a, "scales"_a,
              "threads"_a)
         .def("add_steps_of_all", &Core::add_steps_of_all, "estimates"_a, "votes"_a, "scales"_a,
-             "present"_a, "slots"_a, "first_block"_a, "out"_a, "threads"_a)
+             "present"_a, "slots"_a, "first_block"_a, "threads"_a)
+        .def("count_steps", &Core::count_steps, "votes"_a, "scales"_a, "present"_a, "slots"_a,
+             "first_block"_a, "weights"_a, "estimates"_a.none(), "key"_a, "inverted"_a, "out"_a, "sums"_a,
+             "threads"_a)
         .def("check_finite", &Core::check_finite, "segments"_a, "finite"_a, "threads"_a)
         .def("count_signs", &Core::count_with_coin<Tally::signs, 1, 1>, "votes"_a, "present"_a, "slots"_a,
              "first_block"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)

@@ -33,26 +33,6 @@ inline f32 replied(const std::uint64_t* reply, int shift, const Segment& segment
     }
 }
 
-// 16 bits for each of the 64 elements from bit `first_bit` of a word on.
-class Noise {
-public:
-    Noise(Coin coin, std::uint64_t word, unsigned first_bit) : skipped_(first_bit % 4) {
-        const std::uint64_t first = 16 * word + first_bit / 4;
-        for (int k = 0; k < 16; ++k) {
-            words_[k] = draw(coin, first + k);
-        }
-        if (skipped_ > 0) {
-            words_[16] = draw(coin, first + 16);
-        }
-    }
-
-    const std::uint8_t* bytes() const { return reinterpret_cast<const std::uint8_t*>(words_) + 2 * skipped_; }
-
-private:
-    std::uint64_t words_[17];
-    unsigned skipped_;  // elements that the first word has bits for, but that come before
-};
-
 template <class Param, class Momentum, ReplyFormat format, bool MovesParam, bool MovesMomentum>
 void move(const Segment& segment, std::size_t begin, std::size_t end, const Commitment& commitment) {
     constexpr Access access{

@@ -17,7 +17,12 @@ from distlion.kernels.contract import FLOAT32_MAX, Coefficients, ReplyFormat, Se
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import add_steps as add_steps
 from distlion.kernels.feedback import add_steps_of_all as add_steps_of_all
-from distlion.kernels.feedback import encode_rests_by
+from distlion.kernels.feedback import (
+    count_steps_by,
+    encode_lots_by,
+    encode_rests_by,
+    move_residuals_by,
+)
 from distlion.kernels.words import (
     CHUNK_ELEMENTS,
     Run,
@@ -189,13 +194,41 @@ def encode_directions(segments: Sequence[Segment], *, dtype: torch.dtype, out: T
 
 def encode_rests(
     segments: Sequence[Segment],
-    estimates: Sequence[Tensor],
+    estimates: Sequence[Tensor] | None,
     zero: Coin,
     *,
     out: Tensor,
     scales: Tensor,
+    are_residuals: bool = False,
 ) -> Tensor:
-    return encode_rests_by(encode_directions, segments, estimates, zero, out=out, scales=scales)
+    read = (segments, estimates, zero)
+    return encode_rests_by(
+        encode_directions, *read, out=out, scales=scales, are_residuals=are_residuals
+    )
+
+
+def encode_lots(
+    segments: Sequence[Segment],
+    lot: Coin,
+    *,
+    out: Tensor,
+    scales: Tensor,
+    reach: Sequence[float] = (),
+    spread: float | None = None,
+) -> Tensor:
+    return encode_lots_by(
+        encode_directions, segments, lot, out=out, scales=scales, reach=reach, spread=spread
+    )
+
+
+def move_residuals(
+    segments: Sequence[Segment],
+    residuals: Sequence[Tensor],
+    votes: Tensor,
+    scales: Tensor,
+    finite: Tensor,
+) -> None:
+    move_residuals_by(encode_directions, segments, residuals, votes, scales, finite)
 
 
 # Counting, at the owner.
@@ -288,6 +321,20 @@ def sum_directions(votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> Non
         return [total > 0, total != 0]
 
     _count(votes, out, reply_of)
+
+
+def count_steps(
+    votes: BlockVotes,
+    scales: Tensor,
+    tie: Coin,
+    *,
+    weights: Sequence[int],
+    estimates: Tensor | None,
+    out: Tensor,
+    sums: Tensor,
+) -> None:
+    given = (sum_directions, votes, scales, tie)
+    count_steps_by(*given, weights=weights, estimates=estimates, out=out, sums=sums)
 
 
 # Committing.
