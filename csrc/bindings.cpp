@@ -223,6 +223,26 @@ public:
         distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
     }
 
+    void add_outer_momentum(const std::vector<nb::object>& params, const std::vector<nb::object>& starts,
+                            const std::vector<nb::object>& buffers, double momentum, bool is_nesterov, double lr,
+                            int threads) const {
+        std::vector<OuterMove> moves;
+        if (starts.size() != params.size() || buffers.size() != params.size()) {
+            refuse("starts, buffers: expected one for each of " + std::to_string(params.size()) + " parameters");
+        }
+        for (std::size_t k = 0; k < params.size(); ++k) {
+            const std::size_t n_elements = tensors_.read(params[k], "parameter", {}).n_elements;
+            moves.push_back({read_estimate(tensors_, params[k], "parameter", {}, n_elements),
+                             read_estimate(tensors_, starts[k], "start", {}, n_elements),
+                             read_estimate(tensors_, buffers[k], "buffer", {}, n_elements), n_elements,
+                             static_cast<float>(momentum), static_cast<float>(lr), is_nesterov});
+        }
+        const nb::gil_scoped_release released;
+        for (const OuterMove& move : moves) {
+            distlion::add_momentum(*loops_, move, threads);
+        }
+    }
+
     // `tensors` is a sequence that keeps them.
     void digests(nb::handle tensors, nb::handle out, int threads) const {
         std::vector<TensorView> views;
@@ -440,6 +460,8 @@ NB_MODULE(_cpu, m) {
              "rounding"_a.none(), "moves_momentum"_a, "threads"_a)
         .def("update_momentum", &Core::update_momentum, "segments"_a, "present"_a, "threads"_a)
         .def("step_alone", &Core::step_alone, "segments"_a, "rounding"_a.none(), "threads"_a)
+        .def("add_outer_momentum", &Core::add_outer_momentum, "params"_a, "starts"_a, "buffers"_a,
+             "momentum"_a, "nesterov"_a, "lr"_a, "threads"_a)
         .def("digests", &Core::digests, "tensors"_a, "out"_a, "threads"_a)
         .def("square_sums", &Core::square_sums, "tensor"_a, "out"_a, "threads"_a)
         .def("checksums", &Core::checksums, "rows"_a, "sums"_a, "threads"_a)

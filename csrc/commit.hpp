@@ -97,6 +97,27 @@ void move_as_asked(const Segment& segment, std::size_t begin, std::size_t end,
     }
 }
 
+// What no vector holds at the end takes the same steps one by one.
+void add_momentum_range(const OuterMove& move, std::size_t begin, std::size_t end) {
+    const auto step = [&](auto& x, auto s, auto& b) {
+        const auto u = s - x;
+        b = b * move.momentum + u;
+        const auto v = move.is_nesterov ? b * move.momentum + u : b;
+        x = s - v * move.lr;
+    };
+    std::size_t j = begin;
+    for (; j + kLanes <= end; j += kLanes) {
+        f32 x = load<f32>(move.param + j);
+        f32 b = load<f32>(move.buffer + j);
+        step(x, load<f32>(move.start + j), b);
+        store(move.param + j, x);
+        store(move.buffer + j, b);
+    }
+    for (; j < end; ++j) {
+        step(move.param[j], move.start[j], move.buffer[j]);
+    }
+}
+
 void commit_words(const Segment& segment, std::size_t begin, std::size_t end,
                   const Commitment& commitment) {
     with_types(segment, [&]<class Param, class Momentum>() {

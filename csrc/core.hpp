@@ -91,7 +91,7 @@ struct Step {
 
 // What the vote of one worker adds to a sum: w * (h + q).
 struct Summand {
-    const float* estimates;  // h of element 0, or null for 0
+    const float* estimates;  // h of element 0 and on, up to the end of a word; or null for 0
     ScaledBits said;         // no votes: q is 0
     float weight;
 };
@@ -134,6 +134,16 @@ struct Commitment {
     Coin rounding{};
 };
 
+// A parameter after a vote, its values before it, and the momentum of what votes did.
+struct OuterMove {
+    float* param;
+    const float* start;
+    float* buffer;
+    std::size_t n_elements;
+    float momentum, lr;
+    bool is_nesterov;
+};
+
 // Rows of bytes, each contiguous, that begin `stride` bytes after one another.
 struct ByteRows {
     const std::uint8_t* data;
@@ -174,6 +184,8 @@ struct Loops {
     void (*count)(const Run& run, std::size_t begin, std::size_t end, const Counting& counting);
     void (*commit)(const Segment& segment, std::size_t begin, std::size_t end,
                    const Commitment& commitment);
+    // Moves elements [begin, end) from where a vote began.
+    void (*add_momentum)(const OuterMove& move, std::size_t begin, std::size_t end);
     // The sum of the mixed elements [begin, end), each of `element_bytes`.
     std::uint64_t (*digest)(const void* data, std::size_t element_bytes, std::size_t begin,
                             std::size_t end);
@@ -218,6 +230,7 @@ void count(const Loops& loops, const Run* runs, std::size_t n_runs, const Counti
            std::size_t n_blocks, int threads);
 void commit(const Loops& loops, const Segment* segments, std::size_t n_segments,
             const Commitment& commitment, int threads);
+void add_momentum(const Loops& loops, const OuterMove& move, int threads);
 std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_bytes,
                      std::size_t n_elements, int threads);
 void square_sums(const Loops& loops, const void* data, DType type, std::size_t n_elements, double* out,

@@ -316,6 +316,10 @@ void add_summand(const Summand& summand, const Sum& sum, std::size_t begin, std:
         }
     };
     const auto estimate_at = [&](std::size_t word, int k) {
+        if (k == 0 && word + kPrefetchWords < sum.n_words()) {
+            constexpr std::size_t word_bytes = kWordElements * sizeof(float);
+            prefetch<3>(summand.estimates + word * kWordElements, kPrefetchWords * word_bytes, word_bytes);
+        }
         return load<f32>(summand.estimates + word * kWordElements + k * kLanes);
     };
     if (summand.said.votes) {

@@ -51,8 +51,8 @@ extern const Loops DISTLION_INSTRUCTION_SET;
 const Loops DISTLION_INSTRUCTION_SET = {
     draw_coin_words,   encode_words,   encode_rest_words,   encode_size_words,   add_sums,
     measure_words,     encode_lot_words,                    move_residual_words, add_step_words,
-    count_sum_words,   count_words,    commit_words,        digest_range,        square_sums_range,
-    checksum_bytes,    stream_encode_words,                 stream_commit_words,
+    count_sum_words,   count_words,    commit_words,        add_momentum_range,  digest_range,
+    square_sums_range, checksum_bytes, stream_encode_words, stream_commit_words,
 };
 
 }  // namespace distlion

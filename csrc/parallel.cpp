@@ -310,6 +310,11 @@ void commit(const Loops& loops, const Segment* segments, std::size_t n_segments,
     });
 }
 
+void add_momentum(const Loops& loops, const OuterMove& move, int threads) {
+    in_parts(move.n_elements, kWordElements, kLeastWords * kWordElements, threads,
+             [=, &loops](std::size_t begin, std::size_t end) { loops.add_momentum(move, begin, end); });
+}
+
 std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_bytes,
                      std::size_t n_elements, int threads) {
     std::atomic<std::uint64_t> total{0};

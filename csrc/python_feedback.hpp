@@ -29,7 +29,7 @@ inline float* read_floats(const TensorReader& tensors, nb::handle tensor, const 
     return static_cast<float*>(view.data);
 }
 
-// The estimates of one parameter, of any shape.
+// The estimates of one parameter, or something alike, of any shape.
 inline float* read_estimate(const TensorReader& tensors, nb::handle tensor, const char* what,
                             nb::handle name, std::size_t n_elements) {
     const TensorView view = tensors.read(tensor, what, name);

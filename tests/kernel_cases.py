@@ -347,6 +347,17 @@ def committing(
     return name, run
 
 
+def moving_outwards(sizes: Sequence[int], *, nesterov: bool, wild: bool = False) -> tuple[str, Run]:
+    def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
+        params, starts, buffers = (
+            [m.place(draw(g, n, torch.float32, wild=wild)) for n in sizes] for _ in range(3)
+        )
+        k.add_outer_momentum(params, starts, buffers, momentum=0.9, nesterov=nesterov, lr=0.7)
+        return [*params, *starts, *buffers]
+
+    return f"outer momentum {tuple(sizes)} nesterov={nesterov} wild={wild}", run
+
+
 # Checks, and all of them.
 
 CHECKSUMS = "checksums of rows that lie apart"
@@ -396,4 +407,6 @@ def all_ops(sizes: Sequence[int] = MANY) -> Iterator[tuple[str, Run]]:
     for op in ("commit", "apply_reply", "update_momentum", "step_alone"):
         for pair in DTYPES:
             yield committing(op, sizes, pair, ReplyFormat.COUNT, 3, rounding=ROUNDING)
+    for nesterov in (False, True):
+        yield moving_outwards(sizes, nesterov=nesterov)
     yield from checking()

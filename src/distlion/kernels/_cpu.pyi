@@ -1,5 +1,6 @@
 """The CPU core: C++ loops over packed votes. Use distlion.kernels.cpu."""
 
+from collections.abc import Sequence
 
 
 def instruction_sets() -> list[str]:
@@ -64,6 +65,8 @@ class Core:
     def update_momentum(self, segments: SegmentTable, present: object, threads: int) -> None: ...
 
     def step_alone(self, segments: SegmentTable, rounding: object | None, threads: int) -> None: ...
+
+    def add_outer_momentum(self, params: Sequence[object], starts: Sequence[object], buffers: Sequence[object], momentum: float, nesterov: bool, lr: float, threads: int) -> None: ...
 
     def digests(self, tensors: object, out: object, threads: int) -> None: ...
 

@@ -306,7 +306,7 @@ class Kernels(CountingKernels, Protocol):
             spread: b in units of the mean |c|, rounded to float32.
 
         Returns:
-            As ``encode_rests``.
+            As ``encode_signs``.
         """
         ...
 
@@ -377,6 +377,32 @@ class Kernels(CountingKernels, Protocol):
         """Do a step of plain Lion: S = sign(c), 0 where c = 0.
 
         Segments without a gradient do not change.
+        """
+        ...
+
+    def add_outer_momentum(
+        self,
+        params: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        *,
+        momentum: float,
+        nesterov: bool,
+        lr: float,
+    ) -> None:
+        """Move parameters from where a vote began, by a momentum of what votes did.
+
+        Equation:
+            u = fl(s - x);  b' = fl(fl(momentum * b) + u)
+            x' = fl(s - fl(lr * v)), v = fl(fl(momentum * b') + u) with ``nesterov``, else b'
+
+        Args:
+            params: For each parameter x, after the vote; n elements float32, contiguous; written.
+            starts: s, before the vote; as ``params``.
+            buffers: b, as ``params``; written.
+            momentum: Weight of the old momentum, rounded to float32.
+            nesterov: Whether the momentum looks ahead.
+            lr: Rate, rounded to float32.
         """
         ...
 

@@ -255,6 +255,20 @@ class CpuKernels:
         moved = [segment.grad is not None for segment in segments]
         note_writes(segments, moved, param=True, exp_avg=True)
 
+    def add_outer_momentum(
+        self,
+        params: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        *,
+        momentum: float,
+        nesterov: bool,
+        lr: float,
+    ) -> None:
+        rates, threads = (momentum, nesterov, lr), torch.get_num_threads()
+        self._core.add_outer_momentum(params, starts, buffers, *rates, threads)
+        torch.autograd.graph.increment_version([*params, *buffers])
+
     def check_finite(self, segments: Sequence[Segment]) -> Tensor:
         finite = _make_flags(segments)
         self._core.check_finite(self._table(segments), finite, torch.get_num_threads())

@@ -121,7 +121,6 @@ def encode_lots_by(
         directions = values[_elements(slot)]
         sizes = directions.abs()
         mean, most = tree_mean(sizes, slot.n_elements), sizes.max()
-        is_finite = finite[index] & mean.isfinite()
         if reach:
             most = torch.full_like(mean, reach[index])
         elif spread is not None:
@@ -130,9 +129,8 @@ def encode_lots_by(
         ratio = ratio.masked_fill(most == 0, 0.0)
         level = (directions * ratio).floor().clamp(-(LOTS // 2), LOTS // 2).int() + LOTS // 2
         bits = pack(draw_lots(lot, slot, device=out.device) < level)
-        planes[0, _words(slot)] = bits.masked_fill(~is_finite, 0)
-        scales[index, 0] = mean.masked_fill(~is_finite, 0.0)
-        finite[index] = is_finite
+        planes[0, _words(slot)] = bits.masked_fill(~finite[index], 0)
+        scales[index, 0] = mean.masked_fill(~finite[index], 0.0)
     interleave(planes, out)
     return finite
 

@@ -412,6 +412,23 @@ def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
             segment.exp_avg.view(-1).copy_(_new_momentum(segment, segment.grad))
 
 
+def add_outer_momentum(
+    params: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    momentum: float,
+    nesterov: bool,
+    lr: float,
+) -> None:
+    for param, start, buffer in zip(params, starts, buffers, strict=True):
+        moved = start - param
+        # Separate products and sums: fused ones would round differently on another device.
+        buffer.mul_(momentum).add_(moved)
+        move = buffer * momentum + moved if nesterov else buffer
+        param.copy_(start - move * lr)
+
+
 # Checks.
 
 

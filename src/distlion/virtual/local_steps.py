@@ -363,7 +363,8 @@ class VirtualLocalSteps:
     def _reset_broken(self, turn: int) -> None:
         """Begin with a fresh inner state where it is not finite."""
         for worker, (inner, own) in enumerate(zip(self.inners, self._params, strict=True)):
-            reset_broken(inner, self._list_part(own, turn), worker=worker)
+            broken = find_broken(inner, self._list_part(own, turn))
+            reset_broken(inner, broken, worker=worker)
 
     def _take_common(self, turn: int) -> None:
         for own in self._params:

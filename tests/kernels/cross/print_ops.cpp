@@ -129,7 +129,9 @@ void print_feedback(const Loops& loops, Segment segment, Draws& draws, int numbe
             float scales[2] = {0, 0};
             encode_rests(loops, &segment, 1, encoding, kBlocks, 1, &is_finite, scales);
             const ScaledBits said{out.data(), planes, {scales[0], scales[planes - 1]}};
-            print_sum(loops, said, segment.estimate, number);
+            Bytes padded = after;
+            padded.resize(sizeof(float) * kWordElements * segment.n_words());
+            print_sum(loops, said, reinterpret_cast<const float*>(padded.data()), number);
             if (are_residuals) {
                 move_residuals(loops, &segment, 1, &said, &is_finite, 1);
             } else {
