@@ -7,8 +7,10 @@ of ``LocalSteps`` does that with deltas, for each of its rules. Both take turns,
 process, and local steps between votes are not timed. Printed and written: the median and quartiles
 of the ratios of neighboring turns, in CPU time of the calling thread, which other programs of a
 shared machine disturb less, and in wall time, which has the network in it. The first vote of an
-optimizer is timed apart, beside the median of its later ones, and so is the first plain step.
-``FeedbackVote`` belongs to ``DistributedLion``; its row is a step of that.
+optimizer is timed apart, as a multiple of the median of its later ones, and so is the first plain
+step. Before each local step some memory is used and freed, as a backward pass does: a process that
+has never used as much pays a page fault for each 4 KiB. ``FeedbackVote`` belongs to
+``DistributedLion``; its row is a step of that.
 """
 
 from __future__ import annotations
@@ -51,9 +53,15 @@ def build_plain(rule: distlion.Aggregation, width: int) -> tuple[Call, Call]:
 
 def build_local(width: int, **options: object) -> tuple[Call, Call]:
     """Build what a vote of LocalSteps needs: a local step before, and the vote."""
-    inner = torch.optim.AdamW(build(width), 1e-4)
+    params = build(width)
+    inner = torch.optim.AdamW(params, 1e-4)
     optimizer = distlion.LocalSteps(inner, every=NEVER, **options)
-    return optimizer.step, optimizer.vote
+
+    def step() -> None:
+        _activations = [torch.zeros_like(param) for param in params * 3]
+        optimizer.step()
+
+    return step, optimizer.vote
 
 
 ROWS: dict[str, Callable[[int], tuple[Call, Call]]] = {
