@@ -101,7 +101,7 @@ FEEDBACK = (
         OPS,
     ),
     Mutation(
-        "a lot beyond the largest level is cut before it is floored away",
+        "a plain level of a stochastic sign is cut toward 0",
         "kernels/feedback.py",
         ".floor().clamp(-(LOTS // 2), LOTS // 2)",
         ".trunc().clamp(-(LOTS // 2), LOTS // 2)",
