@@ -1,372 +1,18 @@
-// The only file that makes a Python module: its ops check what they are given, by the readers of
-// python_*.hpp, and call the core without the GIL. src/distlion/kernels/cpu.py wraps it in the contract.
+// The only file that makes a Python module, of the ops in python_core.hpp.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "coin.hpp"
-#include "core.hpp"
-#include "python_feedback.hpp"
-#include "python_frames.hpp"
+#include "python_core.hpp"
 #include "python_makes.hpp"
-#include "python_votes.hpp"
 
 namespace {
 
 using namespace distlion;
-
-class Core {
-public:
-    Core(const std::string& instruction_set, nb::object exchange_api) : tensors_(exchange_api) {
-        InstructionSet found[kMaxInstructionSets];
-        const std::size_t n = list_instruction_sets(found);
-        for (std::size_t k = 0; k < n; ++k) {
-            if (instruction_set == found[k].name) {
-                loops_ = found[k].loops;
-            }
-        }
-        if (!loops_) {
-            refuse("instruction_set is '" + instruction_set + "', which this machine does not run");
-        }
-    }
-
-    SegmentTable read_segments(nb::handle segments) const {
-        const SegmentReader reader(tensors_);
-        SegmentTable table;
-        for (nb::handle segment : segments) {
-            reader.read_into(table, segment);
-        }
-        return table;
-    }
-
-    void coin(std::uint64_t key, bool inverted, std::uint64_t first_word, nb::handle out) const {
-        const TensorView view = tensors_.read(out, "out", {});
-        if (!is_type(view.dtype, kInt, 64)) {
-            refuse("out: expected int64");
-        }
-        const nb::gil_scoped_release released;
-        loops_->draw_coin({key, inverted}, first_word, view.n_elements,
-                          static_cast<std::uint64_t*>(view.data));
-    }
-
-    void encode_signs(const SegmentTable& segments, std::uint64_t key, bool inverted, nb::handle out,
-                      nb::handle finite, int threads) const {
-        encode_planes(segments, {.vote = Vote::signs, .zero = {key, inverted}}, out, {1, 1}, finite, threads);
-    }
-
-    void encode_ternary(const SegmentTable& segments, nb::handle out, nb::handle finite, int threads) const {
-        encode_planes(segments, {.vote = Vote::ternary}, out, {2, 2}, finite, threads);
-    }
-
-    void encode_pairs(const SegmentTable& segments, std::uint64_t key, bool inverted, nb::handle out,
-                      nb::handle finite, int threads) const {
-        encode_planes(segments, {.vote = Vote::pairs, .zero = {key, inverted}}, out, {2, 2}, finite, threads);
-    }
-
-    void encode_levels(const SegmentTable& segments, std::uint64_t key, bool inverted, bool is_l1,
-                       double step, nb::handle out, nb::handle finite, int threads) const {
-        const Encoding encoding{.vote = Vote::levels, .zero = {key, inverted}, .is_l1 = is_l1, .step = step};
-        encode_planes(segments, encoding, out, {1, 8}, finite, threads);
-    }
-
-    void encode_directions(const SegmentTable& segments, bool is_bfloat16, nb::handle out,
-                           nb::handle finite, int threads) const {
-        const std::size_t planes = is_bfloat16 ? 16 : 32;
-        const Encoding encoding{.vote = Vote::directions, .direction_type = direction_type(is_bfloat16)};
-        encode_planes(segments, encoding, out, {planes, planes}, finite, threads);
-    }
-
-    // `segments` are those of `table`; they know the names.
-    void encode_rests(const SegmentTable& table, nb::handle segments, nb::handle estimates,
-                      std::uint64_t key, bool inverted, nb::handle out, nb::handle scales,
-                      nb::handle finite, int threads) const {
-        const Packed packed = read_out(tensors_, out, {1, 2}, table);
-        const Encoding encoding{.vote = Vote::rests, .out = packed.words, .n_planes = packed.n_planes,
-                                .zero = {key, inverted}};
-        const std::vector<Segment> read = read_estimates(tensors_, table, segments, estimates);
-        float* const found = read_floats(tensors_, scales, "scales", {read.size(), packed.n_planes});
-        bool* const flags = read_flags(tensors_, finite, read.size());
-        const nb::gil_scoped_release released;
-        distlion::encode_rests(*loops_, read.data(), read.size(), encoding, packed.n_blocks, threads,
-                               flags, found);
-    }
-
-    void add_steps(nb::handle estimates, nb::handle slots, nb::handle votes, nb::handle scales,
-                   nb::handle out, int threads) const {
-        const auto steps = read_steps(tensors_, estimates, slots, votes, scales, out);
-        const nb::gil_scoped_release released;
-        distlion::add_steps(*loops_, steps.data(), steps.size(), threads);
-    }
-
-    void add_steps_of_all(nb::handle estimates, nb::handle votes, nb::handle scales, nb::handle present,
-                          nb::handle slots, std::size_t first_block, nb::handle out, int threads) const {
-        const auto steps =
-            read_steps_of_all(tensors_, estimates, votes, scales, present, slots, first_block, out);
-        const nb::gil_scoped_release released;
-        distlion::add_steps(*loops_, steps.data(), steps.size(), threads);
-    }
-
-    void check_finite(const SegmentTable& segments, nb::handle finite, int threads) const {
-        encode(segments, {.vote = Vote::none}, 0, finite, threads);
-    }
-
-    // The sign of a sum, or the coin on a tie.
-    template <Tally tally, std::size_t least_planes, std::size_t most_planes>
-    void count_with_coin(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
-                         std::uint64_t key, bool inverted, nb::handle out, int threads) const {
-        count(tally, votes, {least_planes, most_planes}, present, slots, first_block, {key, inverted}, out, 1,
-              threads);
-    }
-
-    // Without a coin; `out_planes` as in `count`.
-    template <Tally tally, std::size_t vote_planes, std::size_t out_planes>
-    void count_without_coin(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
-                            nb::handle out, int threads) const {
-        count(tally, votes, {vote_planes, vote_planes}, present, slots, first_block, {}, out, out_planes,
-              threads);
-    }
-
-    void sum_directions(nb::handle votes, nb::handle present, nb::handle slots, std::size_t first_block,
-                        bool is_bfloat16, nb::handle out, int threads) const {
-        const std::size_t planes = is_bfloat16 ? 16 : 32;
-        count(Tally::directions, votes, {planes, planes}, present, slots, first_block, {}, out, 2, threads,
-              direction_type(is_bfloat16));
-    }
-
-    // `reply_format` is a value of contract.ReplyFormat.
-    void commit(const SegmentTable& segments, nb::handle present, nb::handle reply, const std::string& reply_format,
-                nb::handle rounding, bool moves_momentum, int threads) const {
-        const Packed packed = read_packed(tensors_, reply, 3, "reply");
-        Commitment commitment{.moves_param = true,
-                              .moves_momentum = moves_momentum,
-                              .format = read_format(reply_format),
-                              .reply = packed.words,
-                              .n_planes = packed.n_planes};
-        const bool counts = commitment.format == ReplyFormat::count;
-        const std::size_t planes = commitment.format == ReplyFormat::sign      ? 1
-                                   : commitment.format == ReplyFormat::ternary ? 2
-                                                                               : packed.n_planes;
-        if (packed.n_planes != planes || (counts && (planes == 0 || planes > kMaxPlanes))) {
-            refuse("reply: " + std::to_string(packed.n_planes) + " planes do not fit the format " +
-                   reply_format);
-        }
-        set_rounding(commitment, rounding);
-        check_room(segments, packed.n_blocks);
-        const auto read = mark_present(segments, present, counts);
-        const nb::gil_scoped_release released;
-        distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
-    }
-
-    void update_momentum(const SegmentTable& segments, nb::handle present, int threads) const {
-        const auto read = mark_present(segments, present, false);
-        const Commitment commitment{.moves_param = false, .moves_momentum = true};
-        const nb::gil_scoped_release released;
-        distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
-    }
-
-    void step_alone(const SegmentTable& segments, nb::handle rounding, int threads) const {
-        std::vector<Segment> read = segments.segments;
-        for (Segment& segment : read) {
-            segment.n_present = segment.grad ? 1 : 0;
-        }
-        Commitment commitment{.moves_param = true, .moves_momentum = true, .format = ReplyFormat::own};
-        set_rounding(commitment, rounding);
-        const nb::gil_scoped_release released;
-        distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
-    }
-
-    // `tensors` is a sequence that keeps them.
-    void digests(nb::handle tensors, nb::handle out, int threads) const {
-        std::vector<TensorView> views;
-        for (nb::handle tensor : tensors) {
-            const TensorView view = tensors_.read(tensor, "tensor", {});
-            if (view.dtype.bits != 8 && view.dtype.bits != 16 && view.dtype.bits != 32) {
-                refuse("tensor: expected elements of 1, 2 or 4 bytes");
-            }
-            views.push_back(view);
-        }
-        auto* const found = static_cast<std::uint64_t*>(read_numbers(tensors_, out, "out", views.size()));
-        const nb::gil_scoped_release released;
-        for (std::size_t k = 0; k < views.size(); ++k) {
-            const TensorView& view = views[k];
-            const std::uint64_t total =
-                distlion::digest(*loops_, view.data, view.dtype.bits / 8, view.n_elements, threads);
-            found[k] = mix(total + view.n_elements);
-        }
-    }
-
-    void square_sums(nb::handle tensor, nb::handle out, int threads) const {
-        const TensorView view = tensors_.read(tensor, "tensor", {});
-        const DType type = read_float_type(view.dtype, "tensor", {}, true);
-        const TensorView sums = tensors_.read(out, "out", {});
-        const std::size_t n_blocks = (view.n_elements + kScaleBlockElements - 1) / kScaleBlockElements;
-        if (!is_type(sums.dtype, kFloat, 64) || sums.n_elements != n_blocks) {
-            refuse("out: expected float64, one element for " + std::to_string(kScaleBlockElements));
-        }
-        const nb::gil_scoped_release released;
-        distlion::square_sums(*loops_, view.data, type, view.n_elements, static_cast<double*>(sums.data),
-                              threads);
-    }
-
-    void write_frames(nb::handle out, nb::bytes front, nb::handle payloads, std::size_t checksum_at,
-                      int threads) const {
-        const MutableByteRows rows = read_byte_rows(tensors_, out, "out");
-        const MutableByteRows read = read_byte_rows(tensors_, payloads, "payloads");
-        check_front(front.size(), checksum_at);
-        if (rows.n_rows != read.n_rows || rows.n_bytes != front.size() + read.n_bytes) {
-            refuse("out: given " + describe_rows(rows) + ", expected the front's " +
-                   std::to_string(front.size()) + " bytes and payloads: " + describe_rows(read));
-        }
-        const auto* const begin = static_cast<const std::uint8_t*>(front.data());
-        const nb::gil_scoped_release released;
-        distlion::write_frames(*loops_, rows, begin, front.size(), checksum_at,
-                               {read.data, read.n_rows, read.n_bytes, read.stride}, threads);
-    }
-
-    // Returns whether all rows are intact, and their heads equal `heads` in the bits of `mask`.
-    bool read_frames(nb::handle rows, nb::bytes heads, nb::bytes mask, std::size_t checksum_at,
-                     std::size_t presence_at, bool has_counts, nb::handle intact, nb::handle present,
-                     int threads) const {
-        const MutableByteRows read = read_byte_rows(tensors_, rows, "rows");
-        bool* const flags = read_flags(tensors_, intact, read.n_rows);
-        const TensorView numbers = tensors_.read(present, "present", {});
-        const std::size_t n_params = read.n_rows > 0 ? numbers.n_elements / read.n_rows : 0;
-        const std::size_t presence_bytes = has_counts ? 2 * n_params : (n_params + 7) / 8;
-        check_front(mask.size(), checksum_at);
-        if (!is_type(numbers.dtype, kInt, 64) || numbers.n_elements != n_params * read.n_rows) {
-            refuse("present: expected int64, as many for each row");
-        }
-        if (heads.size() != read.n_rows * mask.size() || read.n_bytes < mask.size() ||
-            read.n_bytes < presence_at + presence_bytes) {
-            refuse("rows: given " + describe_rows(read) + ", too few for the heads or the presence, or " +
-                   std::to_string(heads.size()) + " bytes of heads, expected " +
-                   std::to_string(mask.size()) + " each");
-        }
-        const auto* const wanted = static_cast<const std::uint8_t*>(heads.data());
-        const auto* const bits = static_cast<const std::uint8_t*>(mask.data());
-        auto* const out = static_cast<std::int64_t*>(numbers.data);
-        const nb::gil_scoped_release released;
-        const ByteRows frames{read.data, read.n_rows, read.n_bytes, read.stride};
-        check_frames(*loops_, frames, checksum_at, flags, threads);
-        bool is_expected = true;
-        for (std::size_t row = 0; row < frames.n_rows; ++row) {
-            const std::uint8_t* const frame = frames.data + static_cast<std::ptrdiff_t>(row) * frames.stride;
-            is_expected &= flags[row];
-            for (std::size_t byte = 0; byte < mask.size(); ++byte) {
-                is_expected &= ((frame[byte] ^ wanted[row * mask.size() + byte]) & bits[byte]) == 0;
-            }
-            read_presence(frame + presence_at, n_params, has_counts, out + row * n_params);
-        }
-        return is_expected;
-    }
-
-    void stream_encode(nb::handle grad, nb::handle exp_avg, nb::handle out, int threads) const {
-        const TensorView words = tensors_.read(out, "out", {});
-        if (!is_type(words.dtype, kInt, 64)) {
-            refuse("out: expected int64, one word for 64 elements");
-        }
-        const float* g = read_stream(tensors_, grad, words.n_elements);
-        const float* m = read_stream(tensors_, exp_avg, words.n_elements);
-        const nb::gil_scoped_release released;
-        distlion::stream_encode(*loops_, g, m, words.n_elements,
-                                static_cast<std::uint64_t*>(words.data), threads);
-    }
-
-    // `reply` None: what a step of plain Lion reads and writes.
-    void stream_commit(nb::handle grad, nb::handle exp_avg, nb::handle param, nb::handle reply,
-                       int threads) const {
-        const std::size_t n_words = tensors_.read(grad, "grad", {}).n_elements / kWordElements;
-        const std::uint64_t* bits = nullptr;
-        if (!reply.is_none()) {
-            const TensorView words = tensors_.read(reply, "reply", {});
-            if (!is_type(words.dtype, kInt, 64) || words.n_elements != n_words) {
-                refuse("reply: expected int64, one word for 64 elements");
-            }
-            bits = static_cast<const std::uint64_t*>(words.data);
-        }
-        const float* g = read_stream(tensors_, grad, n_words);
-        float* m = read_stream(tensors_, exp_avg, n_words);
-        float* x = read_stream(tensors_, param, n_words);
-        const nb::gil_scoped_release released;
-        distlion::stream_commit(*loops_, g, m, x, n_words, bits, threads);
-    }
-
-private:
-    void encode_planes(const SegmentTable& segments, Encoding encoding, nb::handle out, PlaneRange planes,
-                       nb::handle finite, int threads) const {
-        const Packed packed = read_out(tensors_, out, planes, segments);
-        encoding.out = packed.words;
-        encoding.n_planes = packed.n_planes;
-        encode(segments, encoding, packed.n_blocks, finite, threads);
-    }
-
-    void encode(const SegmentTable& table, const Encoding& encoding, std::size_t n_blocks,
-                nb::handle finite, int threads) const {
-        const std::vector<Segment>& segments = table.segments;
-        bool* const flags = read_flags(tensors_, finite, segments.size());
-        const nb::gil_scoped_release released;
-        distlion::encode(*loops_, segments.data(), segments.size(), encoding, n_blocks, threads, flags);
-    }
-
-    // `wanted_out_planes` 0: as many as the number of workers needs, or of votes, where some count more
-    // than once; then more planes may be there for workers that are absent.
-    void count(Tally tally, nb::handle votes, PlaneRange vote_planes, nb::handle present,
-               nb::handle slots, std::size_t first_block, Coin tie, nb::handle out,
-               std::size_t wanted_out_planes, int threads, DType direction = DType::float32) const {
-        const Packed ballots = read_packed(tensors_, votes, 4, "votes");
-        const Packed reply = read_packed(tensors_, out, 3, "out");
-        if (ballots.n_workers == 0 || ballots.n_workers > kMaxWorkers) {
-            refuse("votes: given those of " + std::to_string(ballots.n_workers) +
-                   " workers, expected 1 to " + std::to_string(kMaxWorkers));
-        }
-        if (ballots.n_planes < vote_planes.least || ballots.n_planes > vote_planes.most) {
-            refuse("votes: they have " + std::to_string(ballots.n_planes) + " planes");
-        }
-        std::vector<std::uint32_t> voters;
-        const std::vector<Run> runs =
-            read_runs(tensors_, present, slots, ballots.n_workers, first_block, ballots.n_blocks, voters);
-        std::size_t most_votes = ballots.n_workers;
-        for (const Run& run : runs) {
-            most_votes = std::max(most_votes, run.n_voters);
-        }
-        if (most_votes > kMaxWorkers) {
-            refuse("present: a parameter gets " + std::to_string(most_votes) + " votes, expected at most " +
-                   std::to_string(kMaxWorkers));
-        }
-        std::size_t needed = wanted_out_planes;
-        if (needed == 0) {
-            while (most_votes >> needed) {
-                ++needed;
-            }
-            if (has_weights(tensors_, present)) {
-                needed = std::max(needed, reply.n_planes);
-            }
-        }
-        if (reply.n_blocks != ballots.n_blocks || reply.n_planes != needed) {
-            refuse("out: given " + std::to_string(reply.n_blocks) + " blocks of " +
-                   std::to_string(reply.n_planes) + " planes, expected " +
-                   std::to_string(ballots.n_blocks) + " of " + std::to_string(needed));
-        }
-        const Counting counting{tally,
-                                ballots.words,
-                                ballots.n_blocks * ballots.n_planes * kBlockWords,
-                                ballots.n_planes,
-                                reply.words,
-                                reply.n_planes,
-                                tie,
-                                direction};
-        const nb::gil_scoped_release released;
-        distlion::count(*loops_, runs.data(), runs.size(), counting, ballots.n_blocks, threads);
-    }
-
-    TensorReader tensors_;
-    const Loops* loops_ = nullptr;
-};
 
 std::vector<std::string> name_instruction_sets() {
     InstructionSet found[kMaxInstructionSets];
@@ -404,12 +50,19 @@ NB_MODULE(_cpu, m) {
              "step"_a, "out"_a, "finite"_a, "threads"_a)
         .def("encode_directions", &Core::encode_directions, "segments"_a, "is_bfloat16"_a, "out"_a,
              "finite"_a, "threads"_a)
-        .def("encode_rests", &Core::encode_rests, "table"_a, "segments"_a, "estimates"_a, "key"_a,
+        .def("encode_rests", &Core::encode_rests, "table"_a, "segments"_a, "estimates"_a.none(),
+             "are_residuals"_a, "key"_a, "inverted"_a, "out"_a, "scales"_a, "finite"_a, "threads"_a)
+        .def("encode_lots", &Core::encode_lots, "table"_a, "reach"_a, "spread"_a.none(), "key"_a,
              "inverted"_a, "out"_a, "scales"_a, "finite"_a, "threads"_a)
-        .def("add_steps", &Core::add_steps, "estimates"_a, "slots"_a, "votes"_a, "scales"_a, "out"_a,
+        .def("move_residuals", &Core::move_residuals, "table"_a, "segments"_a, "residuals"_a, "votes"_a,
+             "scales"_a, "finite"_a, "threads"_a)
+        .def("add_steps", &Core::add_steps, "estimates"_a, "slots"_a, "present"_a, "votes"_a, "scales"_a,
              "threads"_a)
         .def("add_steps_of_all", &Core::add_steps_of_all, "estimates"_a, "votes"_a, "scales"_a,
-             "present"_a, "slots"_a, "first_block"_a, "out"_a, "threads"_a)
+             "present"_a, "slots"_a, "first_block"_a, "threads"_a)
+        .def("count_steps", &Core::count_steps, "votes"_a, "scales"_a, "present"_a, "slots"_a,
+             "first_block"_a, "weights"_a, "estimates"_a.none(), "key"_a, "inverted"_a, "out"_a, "sums"_a,
+             "threads"_a)
         .def("check_finite", &Core::check_finite, "segments"_a, "finite"_a, "threads"_a)
         .def("count_signs", &Core::count_with_coin<Tally::signs, 1, 1>, "votes"_a, "present"_a, "slots"_a,
              "first_block"_a, "key"_a, "inverted"_a, "out"_a, "threads"_a)
@@ -431,6 +84,8 @@ NB_MODULE(_cpu, m) {
              "rounding"_a.none(), "moves_momentum"_a, "threads"_a)
         .def("update_momentum", &Core::update_momentum, "segments"_a, "present"_a, "threads"_a)
         .def("step_alone", &Core::step_alone, "segments"_a, "rounding"_a.none(), "threads"_a)
+        .def("add_outer_momentum", &Core::add_outer_momentum, "params"_a, "starts"_a, "buffers"_a,
+             "momentum"_a, "nesterov"_a, "lr"_a, "threads"_a)
         .def("digests", &Core::digests, "tensors"_a, "out"_a, "threads"_a)
         .def("square_sums", &Core::square_sums, "tensor"_a, "out"_a, "threads"_a)
         .def("write_frames", &Core::write_frames, "out"_a, "front"_a, "payloads"_a, "checksum_at"_a,

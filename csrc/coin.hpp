@@ -28,5 +28,25 @@ inline std::uint64_t draw_from(Coin coin, std::uint64_t word, unsigned first_bit
     return first_bit == 0 ? bits : (bits >> first_bit) | (draw(coin, word + 1) << (64 - first_bit));
 }
 
+// 16 bits for each of the 64 elements from bit `first_bit` of a word on.
+class Noise {
+public:
+    Noise(Coin coin, std::uint64_t word, unsigned first_bit) : skipped_(first_bit % 4) {
+        const std::uint64_t first = 16 * word + first_bit / 4;
+        for (int k = 0; k < 16; ++k) {
+            words_[k] = draw(coin, first + k);
+        }
+        if (skipped_ > 0) {
+            words_[16] = draw(coin, first + 16);
+        }
+    }
+
+    const std::uint8_t* bytes() const { return reinterpret_cast<const std::uint8_t*>(words_) + 2 * skipped_; }
+
+private:
+    std::uint64_t words_[17];
+    unsigned skipped_;  // elements that the first word has bits for, but that come before
+};
+
 }  // namespace
 }  // namespace distlion

@@ -33,26 +33,6 @@ inline f32 replied(const std::uint64_t* reply, int shift, const Segment& segment
     }
 }
 
-// 16 bits for each of the 64 elements from bit `first_bit` of a word on.
-class Noise {
-public:
-    Noise(Coin coin, std::uint64_t word, unsigned first_bit) : skipped_(first_bit % 4) {
-        const std::uint64_t first = 16 * word + first_bit / 4;
-        for (int k = 0; k < 16; ++k) {
-            words_[k] = draw(coin, first + k);
-        }
-        if (skipped_ > 0) {
-            words_[16] = draw(coin, first + 16);
-        }
-    }
-
-    const std::uint8_t* bytes() const { return reinterpret_cast<const std::uint8_t*>(words_) + 2 * skipped_; }
-
-private:
-    std::uint64_t words_[17];
-    unsigned skipped_;  // elements that the first word has bits for, but that come before
-};
-
 template <class Param, class Momentum, ReplyFormat format, bool MovesParam, bool MovesMomentum>
 void move(const Segment& segment, std::size_t begin, std::size_t end, const Commitment& commitment) {
     constexpr Access access{
@@ -114,6 +94,27 @@ void move_as_asked(const Segment& segment, std::size_t begin, std::size_t end,
         move<Param, Momentum, format, true, true>(segment, begin, end, commitment);
     } else if constexpr (format != ReplyFormat::own) {
         move<Param, Momentum, format, true, false>(segment, begin, end, commitment);
+    }
+}
+
+// What no vector holds at the end takes the same steps one by one.
+void add_momentum_range(const OuterMove& move, std::size_t begin, std::size_t end) {
+    const auto step = [&](auto& x, auto s, auto& b) {
+        const auto u = s - x;
+        b = b * move.momentum + u;
+        const auto v = move.is_nesterov ? b * move.momentum + u : b;
+        x = s - v * move.lr;
+    };
+    std::size_t j = begin;
+    for (; j + kLanes <= end; j += kLanes) {
+        f32 x = load<f32>(move.param + j);
+        f32 b = load<f32>(move.buffer + j);
+        step(x, load<f32>(move.start + j), b);
+        store(move.param + j, x);
+        store(move.buffer + j, b);
+    }
+    for (; j < end; ++j) {
+        step(move.param[j], move.start[j], move.buffer[j]);
     }
 }
 

@@ -40,19 +40,20 @@ struct Segment {
     bool is_cautious;  // c is 0 where its sign is not that of g
     std::int64_t n_present;
     unsigned first_bit;
-    const float* estimate = nullptr;  // h, where a vote is on rests
+    float* estimate = nullptr;  // h, where a vote is on rests; or e
 
     std::size_t n_words() const { return (n_elements + kWordElements - 1) / kWordElements; }
     std::size_t n_scale_blocks() const { return (n_elements + kScaleBlockElements - 1) / kScaleBlockElements; }
 };
 
-enum class Vote : std::uint8_t { none, signs, ternary, pairs, levels, directions, rests };
+enum class Vote : std::uint8_t { none, signs, ternary, pairs, levels, directions, rests, lots };
 
 struct Encoding {
     Vote vote = Vote::none;
     std::uint64_t* out = nullptr;
     std::size_t n_planes = 0;
-    Coin zero{};                              // signs, pairs, levels, rests
+    Coin zero{};                              // signs, pairs, levels, rests; of lots the only one
+    bool are_residuals = false;               // rests: estimates add to directions
     bool is_l1 = true;                        // levels: mean |c|, else max |c|
     double step = 1.0;                        // levels
     DType direction_type = DType::float32;    // directions
@@ -71,17 +72,43 @@ struct Run {
     std::size_t param;  // its number in the bucket
 };
 
-// What a vote on rests adds to some estimates of one parameter, or without votes: a copy of them.
+// A vote of +-scales on some elements of one parameter.
+struct ScaledBits {
+    const std::uint64_t* votes;  // (blocks, planes, 8)
+    std::size_t n_planes;        // 1 or 2
+    float scales[2];             // where the second plane's bit is 0, and where it is 1
+};
+
+// What a vote on rests adds to some estimates of one parameter.
 struct Step {
-    const float* estimates;
-    float* out;
+    float* estimates;
     std::size_t n_elements;
-    const std::uint64_t* votes = nullptr;  // (blocks, planes, 8)
-    std::size_t first_word = 0;            // of the votes: that of elements 0 to 63
-    std::size_t n_planes = 0;              // 1 or 2
-    float scales[2] = {0, 0};              // where the second plane's bit is 0, and where it is 1
+    ScaledBits said;
+    std::size_t first_word;  // of the votes: that of elements 0 to 63
 
     std::size_t n_words() const { return (n_elements + kWordElements - 1) / kWordElements; }
+};
+
+// What the vote of one worker adds to a sum: w * (h + q).
+struct Summand {
+    const float* estimates;  // h of element 0 and on, up to the end of a word; or null for 0
+    ScaledBits said;         // no votes: q is 0
+    float weight;
+};
+
+// The part of one parameter that lies in a shard, and all workers' votes on it.
+struct Sum {
+    const Summand* summands;
+    std::size_t n_summands;
+    std::size_t n_elements;
+    std::size_t begin;  // word of the votes and of `out`
+    std::uint64_t first_word;
+    unsigned first_bit;
+    bool has_votes;
+    double* total;  // where the sum of absolute values goes
+
+    std::size_t n_words() const { return (n_elements + kWordElements - 1) / kWordElements; }
+    std::size_t n_scale_blocks() const { return (n_elements + kScaleBlockElements - 1) / kScaleBlockElements; }
 };
 
 struct Counting {
@@ -105,6 +132,16 @@ struct Commitment {
     std::size_t n_planes = 0;
     bool rounds_stochastically = false;
     Coin rounding{};
+};
+
+// A parameter after a vote, its values before it, and the momentum of what votes did.
+struct OuterMove {
+    float* param;
+    const float* start;
+    float* buffer;
+    std::size_t n_elements;
+    float momentum, lr;
+    bool is_nesterov;
 };
 
 // Rows of bytes, each contiguous, that begin `stride` bytes after one another.
@@ -139,12 +176,25 @@ struct Loops {
                                 const Encoding& encoding, float mean, double* sums, double* large_sums);
     // Adds the sums of scale blocks by the same tree, again and again until one is left: in place.
     double (*add_sums)(double* sums, std::size_t n_sums);
-    // Writes words [begin, end), counted from the start of the step.
+    // Stochastic signs, in two passes likewise. The first writes the sums of |c| and the largest ones; the
+    // second the bits, by the ratio of a level to a direction.
+    bool (*measure)(const Segment& segment, std::size_t begin, std::size_t end, double* sums, float* largest);
+    void (*encode_lots)(const Segment& segment, std::size_t begin, std::size_t end,
+                        const Encoding& encoding, float ratio);
+    // Moves words [begin, end) of a segment's residuals by its vote.
+    void (*move_residual)(const Segment& segment, std::size_t begin, std::size_t end, const ScaledBits& said);
+    // Moves words [begin, end), counted from the start of the step.
     void (*add_step)(const Step& step, std::size_t begin, std::size_t end);
+    // Writes the signs of words [begin, end), counted from the start of the sum, and the sum of |T| of
+    // each scale block; cuts as those of `encode`.
+    void (*count_sum)(const Sum& sum, std::size_t begin, std::size_t end, Coin tie, std::uint64_t* out,
+                      double* sums);
     // Writes the words of `run` that lie in [begin, end); cuts must be at multiples of kBlockWords.
     void (*count)(const Run& run, std::size_t begin, std::size_t end, const Counting& counting);
     void (*commit)(const Segment& segment, std::size_t begin, std::size_t end,
                    const Commitment& commitment);
+    // Moves elements [begin, end) from where a vote began.
+    void (*add_momentum)(const OuterMove& move, std::size_t begin, std::size_t end);
     // The sum of the mixed elements [begin, end), each of `element_bytes`.
     std::uint64_t (*digest)(const void* data, std::size_t element_bytes, std::size_t begin,
                             std::size_t end);
@@ -175,11 +225,21 @@ void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
 void encode_rests(const Loops& loops, const Segment* segments, std::size_t n_segments,
                   const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite,
                   float* scales);
+// `reach`: of each segment, or null; then it is `spread` means, or where that is negative the largest |c|.
+void encode_lots(const Loops& loops, const Segment* segments, std::size_t n_segments,
+                 const Encoding& encoding, std::size_t n_blocks, const float* reach, float spread, int threads,
+                 bool* finite, float* scales);
+// `said`: of each segment.
+void move_residuals(const Loops& loops, const Segment* segments, std::size_t n_segments,
+                    const ScaledBits* said, const bool* finite, int threads);
 void add_steps(const Loops& loops, const Step* steps, std::size_t n_steps, int threads);
+void count_sums(const Loops& loops, const Sum* sums, std::size_t n_sums, Coin tie, std::uint64_t* out,
+                std::size_t n_blocks, int threads);
 void count(const Loops& loops, const Run* runs, std::size_t n_runs, const Counting& counting,
            std::size_t n_blocks, int threads);
 void commit(const Loops& loops, const Segment* segments, std::size_t n_segments,
             const Commitment& commitment, int threads);
+void add_momentum(const Loops& loops, const OuterMove& move, int threads);
 std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_bytes,
                      std::size_t n_elements, int threads);
 void square_sums(const Loops& loops, const void* data, DType type, std::size_t n_elements, double* out,

@@ -50,8 +50,9 @@ void stream_commit_words(const float* grad, float* exp_avg, float* param, std::s
 extern const Loops DISTLION_INSTRUCTION_SET;
 const Loops DISTLION_INSTRUCTION_SET = {
     draw_coin_words,   encode_words,   encode_rest_words,   encode_size_words,   add_sums,
-    add_step_words,    count_words,    commit_words,        digest_range,        square_sums_range,
-    checksum_bytes,    stream_encode_words,                 stream_commit_words,
+    measure_words,     encode_lot_words,                    move_residual_words, add_step_words,
+    count_sum_words,   count_words,    commit_words,        add_momentum_range,  digest_range,
+    square_sums_range, checksum_bytes, stream_encode_words, stream_commit_words,
 };
 
 }  // namespace distlion

@@ -82,6 +82,7 @@ void prefetch_start(const Segment& segment) {
 }
 
 void prefetch_start(const Step& step) { prefetch_start(step.estimates, step.n_elements, DType::float32); }
+void prefetch_start(const Sum&) {}
 
 // Call `work(k, begin, end)` for every part of the words of all segments, or steps, one after the
 // other, cut at multiples of kScaleBlockWords of a segment.
@@ -157,6 +158,16 @@ void encode_by(const Segment* segments, std::size_t n_segments, const Encoding& 
     clear_words(encoding, written_end, n_blocks * kBlockWords);
 }
 
+// Where the sums of each segment's scale blocks begin, and behind them the number of all.
+template <class Segment>
+std::vector<std::size_t> find_starts(const Segment* segments, std::size_t n_segments) {
+    std::vector<std::size_t> starts(n_segments + 1);
+    for (std::size_t k = 0; k < n_segments; ++k) {
+        starts[k + 1] = starts[k] + segments[k].n_scale_blocks();
+    }
+    return starts;
+}
+
 float mean_of(double sum, std::size_t count) {
     return static_cast<float>(sum / static_cast<double>(count > 0 ? count : 1));
 }
@@ -174,11 +185,7 @@ void encode(const Loops& loops, const Segment* segments, std::size_t n_segments,
 void encode_rests(const Loops& loops, const Segment* segments, std::size_t n_segments,
                   const Encoding& encoding, std::size_t n_blocks, int threads, bool* finite,
                   float* scales) {
-    // Where the sums of each segment's scale blocks begin.
-    std::vector<std::size_t> starts(n_segments + 1);
-    for (std::size_t k = 0; k < n_segments; ++k) {
-        starts[k + 1] = starts[k] + segments[k].n_scale_blocks();
-    }
+    const std::vector<std::size_t> starts = find_starts(segments, n_segments);
     const std::size_t n_scales = encoding.n_planes;
     std::vector<double> sums(starts[n_segments]);
     const auto sum_up = [&](std::vector<double>& each, std::size_t k) {
@@ -225,6 +232,59 @@ void encode_rests(const Loops& loops, const Segment* segments, std::size_t n_seg
     }
 }
 
+void encode_lots(const Loops& loops, const Segment* segments, std::size_t n_segments,
+                 const Encoding& encoding, std::size_t n_blocks, const float* reach, float spread, int threads,
+                 bool* finite, float* scales) {
+    const std::vector<std::size_t> starts = find_starts(segments, n_segments);
+    std::vector<double> sums(starts[n_segments]);
+    std::vector<float> largest(starts[n_segments]);
+    encode_by(segments, n_segments, encoding, n_blocks, threads, finite,
+              [&](std::size_t k, std::size_t begin, std::size_t end) {
+                  return loops.measure(segments[k], begin, end, sums.data() + starts[k],
+                                       largest.data() + starts[k]);
+              });
+    std::vector<float> ratios(n_segments);
+    for (std::size_t k = 0; k < n_segments; ++k) {
+        scales[k] = 0;
+        if (!segments[k].grad || !finite[k] || segments[k].n_elements == 0) {
+            continue;
+        }
+        const float most = *std::max_element(largest.begin() + starts[k], largest.begin() + starts[k + 1]);
+        scales[k] = mean_of(loops.add_sums(sums.data() + starts[k], segments[k].n_scale_blocks()),
+                            segments[k].n_elements);
+        const float bound = reach ? reach[k] : spread >= 0 ? scales[k] * spread : most;
+        const double ratio = 32768.0 / static_cast<double>(bound);
+        ratios[k] = bound == 0 ? 0.0f : static_cast<float>(ratio < 0x1.fffffep127 ? ratio : 0x1.fffffep127);
+    }
+    over_segments(segments, n_segments, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
+        if (segments[k].grad && finite[k]) {
+            loops.encode_lots(segments[k], begin, end, encoding, ratios[k]);
+        }
+    });
+}
+
+void move_residuals(const Loops& loops, const Segment* segments, std::size_t n_segments,
+                    const ScaledBits* said, const bool* finite, int threads) {
+    over_segments(segments, n_segments, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
+        if (segments[k].grad && finite[k]) {
+            loops.move_residual(segments[k], begin, end, said[k]);
+        }
+    });
+}
+
+void count_sums(const Loops& loops, const Sum* sums, std::size_t n_sums, Coin tie, std::uint64_t* out,
+                std::size_t n_blocks, int threads) {
+    std::memset(out, 0, n_blocks * kBlockWords * sizeof(std::uint64_t));
+    const std::vector<std::size_t> starts = find_starts(sums, n_sums);
+    std::vector<double> each(starts[n_sums]);
+    over_segments(sums, n_sums, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
+        loops.count_sum(sums[k], begin, end, tie, out, each.data() + starts[k]);
+    });
+    for (std::size_t k = 0; k < n_sums; ++k) {
+        *sums[k].total = loops.add_sums(each.data() + starts[k], sums[k].n_scale_blocks());
+    }
+}
+
 void add_steps(const Loops& loops, const Step* steps, std::size_t n_steps, int threads) {
     over_segments(steps, n_steps, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
         loops.add_step(steps[k], begin, end);
@@ -261,6 +321,11 @@ void commit(const Loops& loops, const Segment* segments, std::size_t n_segments,
             loops.commit(segments[k], begin, end, commitment);
         }
     });
+}
+
+void add_momentum(const Loops& loops, const OuterMove& move, int threads) {
+    in_parts(move.n_elements, kWordElements, kLeastWords * kWordElements, threads,
+             [=, &loops](std::size_t begin, std::size_t end) { loops.add_momentum(move, begin, end); });
 }
 
 std::uint64_t digest(const Loops& loops, const void* data, std::size_t element_bytes,

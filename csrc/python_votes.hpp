@@ -117,35 +117,60 @@ inline bool has_weights(const TensorReader& tensors, nb::handle present) {
     return is_type(tensors.read(present, "present", {}).dtype, kUInt, 8);
 }
 
+// The part of a slot that lies in words [begin, end) of its bucket, counted from `begin`. False for none.
+inline bool cut_slot(nb::handle slot, std::size_t begin, std::size_t end, Run& part) {
+    const std::size_t n_elements = read_size(item(slot, slot_field::n_elements));
+    const std::size_t start = read_size(item(slot, slot_field::bucket_word));
+    const std::size_t stop = start + (n_elements + kWordElements - 1) / kWordElements;
+    const std::size_t first = start > begin ? start : begin;
+    const std::size_t last = stop < end ? stop : end;
+    if (first >= last) {
+        return false;
+    }
+    const std::size_t skipped = first - start;
+    const std::size_t rest = n_elements - skipped * kWordElements;
+    const std::size_t room = (last - first) * kWordElements;
+    part.begin = first - begin;
+    part.end = last - begin;
+    part.n_elements = rest < room ? rest : room;
+    part.first_word = read_unsigned(item(slot, slot_field::first_word)) + skipped;
+    part.first_bit = read_bit(item(slot, slot_field::first_bit));
+    return true;
+}
+
+inline std::size_t count_slots(nb::handle slots) {
+    const Py_ssize_t n_slots = PyTuple_Size(slots.ptr());
+    if (n_slots < 0) {
+        throw nb::python_error();
+    }
+    return static_cast<std::size_t>(n_slots);
+}
+
+// The first of some words; sums of two such numbers do not overflow.
+inline std::size_t first_word_of(std::size_t first_block) {
+    if (first_block > kMostCounted) {
+        refuse("first_block is " + std::to_string(first_block) + ", expected at most 2^56");
+    }
+    return first_block * kBlockWords;
+}
+
 // Cut the bucket's parameters to the shard; leave out those that nobody votes for.
 inline std::vector<Run> read_runs(const TensorReader& tensors, nb::handle present, nb::handle slots,
                                   std::size_t n_workers, std::size_t first_block, std::size_t n_blocks,
                                   std::vector<std::uint32_t>& voters) {
-    const Py_ssize_t n_slots_or_error = PyTuple_Size(slots.ptr());
-    if (n_slots_or_error < 0) {
-        throw nb::python_error();
-    }
-    const auto n_slots = static_cast<std::size_t>(n_slots_or_error);
+    const std::size_t n_slots = count_slots(slots);
     const Presence presence = read_presence(tensors, present, n_workers, n_slots);
     std::size_t n_votes = n_workers * n_slots;
     if (presence.is_weighted) {
         n_votes = std::accumulate(presence.times, presence.times + n_workers * n_slots, std::size_t{0});
     }
     voters.reserve(n_votes);  // runs point into it
-    if (first_block > kMostCounted) {
-        refuse("first_block is " + std::to_string(first_block) + ", expected at most 2^56");
-    }
-    const std::size_t begin = first_block * kBlockWords;
+    const std::size_t begin = first_word_of(first_block);
     const std::size_t end = begin + n_blocks * kBlockWords;
     std::vector<Run> runs;
     for (std::size_t k = 0; k < n_slots; ++k) {
-        const nb::handle slot = item(slots, static_cast<Py_ssize_t>(k));
-        const std::size_t n_elements = read_size(item(slot, slot_field::n_elements));
-        const std::size_t start = read_size(item(slot, slot_field::bucket_word));
-        const std::size_t stop = start + (n_elements + kWordElements - 1) / kWordElements;
-        const std::size_t first = start > begin ? start : begin;
-        const std::size_t last = stop < end ? stop : end;
-        if (first >= last) {
+        Run run{};
+        if (!cut_slot(item(slots, static_cast<Py_ssize_t>(k)), begin, end, run)) {
             continue;
         }
         const std::size_t before = voters.size();
@@ -156,13 +181,10 @@ inline std::vector<Run> read_runs(const TensorReader& tensors, nb::handle presen
         if (voters.size() == before) {
             continue;
         }
-        const std::size_t skipped = first - start;
-        const std::size_t rest = n_elements - skipped * kWordElements;
-        const std::size_t room = (last - first) * kWordElements;
-        runs.push_back({voters.data() + before, voters.size() - before, first - begin, last - begin,
-                        rest < room ? rest : room,
-                        read_unsigned(item(slot, slot_field::first_word)) + skipped,
-                        read_bit(item(slot, slot_field::first_bit)), k});
+        run.voters = voters.data() + before;
+        run.n_voters = voters.size() - before;
+        run.param = k;
+        runs.push_back(run);
     }
     return runs;
 }

@@ -15,7 +15,7 @@ struct Row {
     const typename Param::Stored* grad;
     typename Momentum::Stored* exp_avg;
     typename Param::Stored* param;
-    const float* estimate;
+    float* estimate;
     std::uint64_t valid;  // bit j: element j exists
 };
 
@@ -38,6 +38,7 @@ struct Access {
     bool moves_momentum;
     bool prefetches = true;
     bool reads_estimate = false;
+    bool moves_estimate = false;
 };
 
 // Call `visit(word, row)` for words [begin, end). The last word of a parameter is padded with zeros
@@ -109,6 +110,9 @@ inline void each_word(const Segment& segment, std::size_t begin, std::size_t end
     }
     if constexpr (access.moves_param) {
         std::memcpy(row.param, param_copy, rest * sizeof(P));
+    }
+    if constexpr (access.moves_estimate) {
+        std::memcpy(row.estimate, estimate_copy, rest * sizeof(float));
     }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -87,18 +88,60 @@ def draw_estimates(segments: Sequence[Segment], g: Generator, m: Memory) -> list
     return estimates
 
 
+Kept = Literal["estimates", "residuals", "nothing"]
+
+
 def resting(
-    bits: int, sizes: Sequence[int], dtypes: tuple[torch.dtype, torch.dtype], *, wild: bool
+    bits: int,
+    sizes: Sequence[int],
+    dtypes: tuple[torch.dtype, torch.dtype],
+    *,
+    wild: bool,
+    kept: Kept = "estimates",
 ) -> tuple[str, Run]:
+    """Encode rests; with residuals, move these by the vote."""
+
     def run(k: Kernels, g: Generator, m: Memory) -> tuple[Tensor, Tensor]:
         bucket = make_bucket(sizes, n_shards=2)
         segments = make_segments(bucket, g, m, dtypes=dtypes, wild=wild)
-        estimates = draw_estimates(segments, g, m)
+        estimates = None if kept == "nothing" else draw_estimates(segments, g, m)
         scales = m.place(torch.full((len(sizes), bits), torch.nan))
-        out = m.packed(bucket.n_blocks, bits)
-        return k.encode_rests(segments, estimates, ZERO, out=out, scales=scales), scales
+        out, is_residual = m.packed(bucket.n_blocks, bits), kept == "residuals"
+        finite = k.encode_rests(
+            segments, estimates, ZERO, out=out, scales=scales, are_residuals=is_residual
+        )
+        if estimates is not None and is_residual:
+            k.move_residuals(segments, estimates, out, scales, finite)
+        return finite, scales
 
-    return f"rests, {bits} bits {tuple(sizes)} {dtypes} wild={wild}", run
+    return f"rests, {bits} bits {tuple(sizes)} {dtypes} wild={wild} {kept}", run
+
+
+BOUNDS: dict[str, dict[str, Any]] = {
+    "largest": {},
+    "spread": {"spread": 1.7},
+    "reach": {"reach": 0.3},
+    "no reach": {"reach": 0.0},
+    "tiny reach": {"reach": 1e-44},
+}
+
+
+def drawing(
+    bound: str, sizes: Sequence[int], dtypes: tuple[torch.dtype, torch.dtype], *, wild: bool
+) -> tuple[str, Run]:
+    """Encode stochastic signs."""
+    options = dict(BOUNDS[bound])
+    if "reach" in options:
+        options["reach"] = [options["reach"] * (1 + index % 3) for index in range(len(sizes))]
+
+    def run(k: Kernels, g: Generator, m: Memory) -> tuple[Tensor, Tensor]:
+        bucket = make_bucket(sizes, n_shards=2)
+        segments = make_segments(bucket, g, m, dtypes=dtypes, wild=wild)
+        scales = m.place(torch.full((len(sizes), 1), torch.nan))
+        out = m.packed(bucket.n_blocks, 1)
+        return k.encode_lots(segments, TIE, out=out, scales=scales, **options), scales
+
+    return f"lots, {bound} {tuple(sizes)} {dtypes} wild={wild}", run
 
 
 def stepping(bits: int, sizes: Sequence[int], *, share: float = 1.0) -> tuple[str, Run]:
@@ -110,7 +153,8 @@ def stepping(bits: int, sizes: Sequence[int], *, share: float = 1.0) -> tuple[st
         votes = m.place(draw_words(g, bucket.n_blocks, bits))
         scales = m.place(draw(g, len(sizes) * bits, torch.float32, wild=True).view(-1, bits))
         present = (torch.rand(len(sizes), generator=g) < share).tolist()
-        return k.add_steps(estimates, bucket.slots, present, votes, scales)
+        k.add_steps(estimates, bucket.slots, present, votes, scales)
+        return estimates
 
     return f"step, {bits} bits {tuple(sizes)} {share}", run
 
@@ -123,7 +167,7 @@ def stepping_all(
     shard: tuple[int, int] = (0, 1),
     share: float = 1.0,
 ) -> tuple[str, Run]:
-    """As ``counting``, the votes of all workers on one shard: beside estimates, and in place."""
+    """As ``counting``, the votes of all workers on one shard."""
 
     def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
         bucket = make_bucket(sizes, n_shards=shard[1])
@@ -137,12 +181,50 @@ def stepping_all(
             BlockVotes(votes, m.place(present, CPU), bucket, shard[0] * n_blocks),
             m.place(scales.view(n_workers, len(sizes), bits)),
         )
-        beside = m.place(torch.full_like(estimates, torch.nan))
-        k.add_steps_of_all(estimates, *said, out=beside)
-        k.add_steps_of_all(estimates, *said, out=estimates)
-        return [beside, estimates]
+        k.add_steps_of_all(estimates, *said)
+        return [estimates]
 
     return f"steps of {n_workers}, {bits} bits {tuple(sizes)} {shard} {share}", run
+
+
+def summing(
+    bits: int,
+    weights: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    shards: tuple[int, int, int] = (0, 1, 1),
+    share: float = 1.0,
+    has_estimates: bool = True,
+    wild: bool = False,
+) -> tuple[str, Run]:
+    """Count the votes of all workers on shards from the first to before the second, of some."""
+    first, last, n_shards = shards
+
+    def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
+        bucket = make_bucket(sizes, n_shards=n_shards)
+        n_workers, n_blocks = len(weights), bucket.shard_blocks * (last - first)
+        present = torch.rand(n_workers, len(sizes), generator=g) < share
+        drawn = draw(g, n_workers * n_blocks * 512, torch.float32, wild=wild)
+        drawn[::3] = 0.5  # so that some sums are 0
+        estimates = m.place(drawn.view(n_workers, n_blocks * 512))
+        votes = m.place(draw_words(g, n_workers, n_blocks, bits))
+        scales = draw(g, n_workers * len(sizes) * bits, torch.float32, wild=wild)
+        scales[::2] = 0.25
+        out, sums = m.packed(n_blocks, 1), torch.full((last - first, len(sizes)), torch.nan)
+        found = m.place(sums.double())
+        k.count_steps(
+            BlockVotes(votes, m.place(present, CPU), bucket, first * bucket.shard_blocks),
+            m.place(scales.view(n_workers, len(sizes), bits)),
+            TIE,
+            weights=weights,
+            estimates=estimates if has_estimates else None,
+            out=out,
+            sums=found,
+        )
+        return [out, found]
+
+    case = f"{bits} bits {tuple(sizes)} {shards} {share} {has_estimates} {wild}"
+    return f"sums of {tuple(weights)}, {case}", run
 
 
 # Counting.
@@ -265,6 +347,17 @@ def committing(
     return name, run
 
 
+def moving_outwards(sizes: Sequence[int], *, nesterov: bool, wild: bool = False) -> tuple[str, Run]:
+    def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
+        params, starts, buffers = (
+            [m.place(draw(g, n, torch.float32, wild=wild)) for n in sizes] for _ in range(3)
+        )
+        k.add_outer_momentum(params, starts, buffers, momentum=0.9, nesterov=nesterov, lr=0.7)
+        return [*params, *starts, *buffers]
+
+    return f"outer momentum {tuple(sizes)} nesterov={nesterov} wild={wild}", run
+
+
 # Checks, and all of them.
 
 
@@ -294,10 +387,18 @@ def all_ops(sizes: Sequence[int] = MANY) -> Iterator[tuple[str, Run]]:
         yield counting(counter, 4, sizes, shard=(1, 2), share=0.7, weights=(2, 1, 5, 1))
     for bits in (1, 2):
         for wild in (False, True):
-            yield resting(bits, sizes, dtypes, wild=wild)
+            for kept in ("estimates", "residuals", "nothing"):
+                yield resting(bits, sizes, dtypes, wild=wild, kept=kept)
         yield stepping(bits, sizes, share=0.7)
         yield stepping_all(bits, 4, sizes, shard=(1, 2), share=0.7)
+        for has_estimates in (False, True):
+            options = {"share": 0.7, "has_estimates": has_estimates}
+            yield summing(bits, (2, 1, 5, 1), sizes, shards=(1, 2, 2), **options)
+    for bound in BOUNDS:
+        yield drawing(bound, sizes, dtypes, wild=False)
     for op in ("commit", "apply_reply", "update_momentum", "step_alone"):
         for pair in DTYPES:
             yield committing(op, sizes, pair, ReplyFormat.COUNT, 3, rounding=ROUNDING)
+    for nesterov in (False, True):
+        yield moving_outwards(sizes, nesterov=nesterov)
     yield from checking()

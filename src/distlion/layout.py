@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,6 +104,29 @@ class BucketLayout:
     def n_blocks(self) -> int:
         """Blocks of the whole bucket, padding included."""
         return self.shard_blocks * self.n_shards
+
+    @functools.cached_property
+    def cuts(self) -> tuple[tuple[tuple[int, Slot], ...], ...]:
+        """For each shard, the number of every parameter there, and the place of its part."""
+        return tuple(tuple(self._cut(shard)) for shard in range(self.n_shards))
+
+    def _cut(self, shard: int) -> Iterator[tuple[int, Slot]]:
+        n_words = self.shard_blocks * BLOCK_WORDS
+        begin, end = shard * n_words, (shard + 1) * n_words
+        for index, slot in enumerate(self.slots):
+            first = max(begin, slot.bucket_word)
+            last = min(end, slot.bucket_word + slot.n_words)
+            if first < last:
+                skipped = first - slot.bucket_word
+                stop = min(slot.n_elements, (last - slot.bucket_word) * WORD_ELEMENTS)
+                yield (
+                    index,
+                    slot._replace(
+                        n_elements=stop - skipped * WORD_ELEMENTS,
+                        first_word=slot.first_word + skipped,
+                        bucket_word=first,
+                    ),
+                )
 
     def shape(
         self,

@@ -300,7 +300,7 @@ def hold_drafts(rank: int, world_size: int) -> list[bool]:
         param.grad = torch.full_like(param, float(rank + 1))
     optimizer.step()
     kept: list[Any] = [bucket.parts[0].vote for bucket in optimizer._session.routing.buckets]
-    return [bool(each._drafted) or each._note_votes is not None for each in kept]
+    return [(each._move_own or each._move_counted) is not None for each in kept]
 
 
 def test_drafts_and_votes_are_let_go_of_once_they_are_committed() -> None:

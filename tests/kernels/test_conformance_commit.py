@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Generator
 
-from backends import Backend, over_others
+from backends import Backend, over_cores, over_others
 from conformance import (
     BIG,
     BUCKETS,
@@ -20,7 +20,7 @@ from conformance import (
     make_bucket,
 )
 from distlion.kernels import Coefficients, Coin, Kernels, ReplyFormat, Segment
-from kernel_cases import REPLIES, ROUNDING, committing
+from kernel_cases import REPLIES, ROUNDING, committing, moving_outwards
 
 
 @over_others
@@ -54,6 +54,22 @@ def test_a_million_parameters_move_equally(op: str, backend: Backend) -> None:
     for reply_format, planes in REPLIES[:4] if op == "commit" else REPLIES[:1]:
         dtypes = (torch.bfloat16, torch.bfloat16)
         conform(backend, *committing(op, BIG, dtypes, reply_format, planes, rounding=ROUNDING))
+
+
+@over_others
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_outer_momenta_move_equally(nesterov: bool, backend: Backend) -> None:
+    for sizes in (*BUCKETS, (4095, 4096, 4097), BIG, ()):
+        conform(backend, *moving_outwards(sizes, nesterov=nesterov))
+        conform(backend, *moving_outwards(sizes, nesterov=nesterov, wild=True))
+
+
+@over_cores
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_outer_momenta_do_not_depend_on_threads(
+    nesterov: bool, n_threads: int, backend: Backend
+) -> None:
+    conform(backend, *moving_outwards((800_001, 5, 262_209), nesterov=nesterov))
 
 
 @over_others

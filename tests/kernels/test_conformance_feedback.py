@@ -1,4 +1,4 @@
-"""Every backend encodes rests, and adds steps, as the reference on the CPU: bitwise identical."""
+"""Every backend encodes rests and lots, adds and counts steps as the reference: the same bits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from backends import Backend, over_cores, over_others
 from conformance import (
     BIG,
+    BUCKETS,
     DTYPES,
     MANY,
     SIZES_AND_DTYPES,
@@ -20,7 +21,17 @@ from conformance import (
     make_segments,
 )
 from distlion.kernels import BlockVotes, Coefficients, Kernels, Segment
-from kernel_cases import ZERO, draw_estimates, resting, stepping, stepping_all
+from kernel_cases import (
+    BOUNDS,
+    ZERO,
+    Kept,
+    draw_estimates,
+    drawing,
+    resting,
+    stepping,
+    stepping_all,
+    summing,
+)
 
 # One block of a scale, more, and less; 4,133 is a prime above 4,096.
 SIZES = (0, 1, 63, 64, 65, 4095, 4096, 4097, 4133, 20_011)
@@ -32,39 +43,70 @@ PLAIN = Coefficients(0.0, 0.0, 0.1, 0.0)
 HIGH = 1 << 16
 
 over_bits = pytest.mark.parametrize("bits", [1, 2])
+over_kept = pytest.mark.parametrize("kept", ["estimates", "residuals", "nothing"])
+over_bounds = pytest.mark.parametrize("bound", list(BOUNDS))
 
 
 @over_others
+@over_kept
 @over_bits
-def test_votes_on_rests_are_equal(bits: int, backend: Backend) -> None:
+def test_votes_on_rests_are_equal(bits: int, kept: Kept, backend: Backend) -> None:
     for sizes, dtypes in SIZES_AND_DTYPES:
-        flags, _ = conform(backend, *resting(bits, sizes, dtypes, wild=False))
+        flags, _ = conform(backend, *resting(bits, sizes, dtypes, wild=False, kept=kept))
         assert flags.all(), "these cases are to test votes"
     for dtypes in DTYPES:
-        conform(backend, *resting(bits, SIZES, dtypes, wild=False))
+        conform(backend, *resting(bits, SIZES, dtypes, wild=False, kept=kept))
 
 
 @over_others
+@over_kept
 @over_bits
-def test_votes_on_rests_are_equal_where_numbers_are_not_finite(bits: int, backend: Backend) -> None:
+def test_votes_on_rests_are_equal_where_numbers_are_not_finite(
+    bits: int, kept: Kept, backend: Backend
+) -> None:
     for dtypes in DTYPES:
-        conform(backend, *resting(bits, (65,), dtypes, wild=True))
-        flags, _ = conform(backend, *resting(bits, MANY, dtypes, wild=True))
+        conform(backend, *resting(bits, (65,), dtypes, wild=True, kept=kept))
+        flags, _ = conform(backend, *resting(bits, MANY, dtypes, wild=True, kept=kept))
         assert not flags.all(), "these cases are to test what is not finite"
 
 
 @over_others
+@over_kept
 @over_bits
-def test_votes_on_rests_of_a_million_are_equal(bits: int, backend: Backend) -> None:
-    conform(backend, *resting(bits, BIG, (torch.bfloat16, torch.float32), wild=False))
+def test_votes_on_rests_of_a_million_are_equal(bits: int, kept: Kept, backend: Backend) -> None:
+    conform(backend, *resting(bits, BIG, (torch.bfloat16, torch.float32), wild=False, kept=kept))
 
 
 @over_cores
+@over_kept
 @over_bits
 def test_votes_on_rests_do_not_depend_on_threads(
-    bits: int, n_threads: int, backend: Backend
+    bits: int, kept: Kept, n_threads: int, backend: Backend
 ) -> None:
-    conform(backend, *resting(bits, THREADED, (torch.float16, torch.bfloat16), wild=False))
+    dtypes = (torch.float16, torch.bfloat16)
+    conform(backend, *resting(bits, THREADED, dtypes, wild=False, kept=kept))
+
+
+# Stochastic signs.
+
+
+@over_others
+@over_bounds
+def test_stochastic_signs_are_equal(bound: str, backend: Backend) -> None:
+    for sizes, dtypes in SIZES_AND_DTYPES:
+        conform(backend, *drawing(bound, sizes, dtypes, wild=False))
+    for dtypes in DTYPES:
+        conform(backend, *drawing(bound, SIZES, dtypes, wild=False))
+        conform(backend, *drawing(bound, MANY, dtypes, wild=True))
+    conform(backend, *drawing(bound, BIG, (torch.bfloat16, torch.float32), wild=False))
+
+
+@over_cores
+@over_bounds
+def test_stochastic_signs_do_not_depend_on_threads(
+    bound: str, n_threads: int, backend: Backend
+) -> None:
+    conform(backend, *drawing(bound, THREADED, (torch.float32, torch.bfloat16), wild=False))
 
 
 def make_rests(rests: list[Tensor], m: Memory) -> tuple[list[Segment], list[Tensor]]:
@@ -148,9 +190,12 @@ def test_there_may_be_no_segments(bits: int, backend: Backend) -> None:
     def run(k: Kernels, g: Generator, m: Memory) -> list[Tensor]:
         scales = m.place(torch.zeros(0, bits))
         votes = m.packed(2, bits)
-        flags = k.encode_rests([], [], ZERO, out=votes, scales=scales)
-        assert k.add_steps([], make_bucket(MANY).slots, [], votes, scales) == []
-        return [flags.clone()]
+        flags = k.encode_rests([], [], ZERO, out=votes, scales=scales).clone()
+        k.move_residuals([], [], votes, scales, flags)
+        k.add_steps([], make_bucket(MANY).slots, [], votes, scales)
+        drawn = m.packed(2, 1)
+        lots = k.encode_lots([], ZERO, out=drawn, scales=m.place(torch.zeros(0, 1)))
+        return [flags, lots.clone(), drawn]
 
     conform(backend, f"rests of nothing, {bits} bits", run)
 
@@ -168,14 +213,11 @@ def test_estimates_after_a_vote_are_equal(bits: int, backend: Backend) -> None:
 
 @over_cores
 @over_bits
-def test_estimates_without_a_vote_are_returned_as_they_are(bits: int, backend: Backend) -> None:
+def test_estimates_without_a_vote_stay_as_they_are(bits: int, backend: Backend) -> None:
     estimates, slots = [torch.ones(3), torch.ones(0), torch.ones(3)], make_bucket((3, 0, 3)).slots
     votes, scales = torch.zeros(1, bits, 8, dtype=torch.int64), torch.ones(3, bits)
-    after = backend.kernels.add_steps(estimates, slots, [True, True, False], votes, scales)
-    assert after[0] is not estimates[0]
-    assert after[2] is estimates[2]
-    assert torch.equal(torch.cat(after), torch.tensor([0.0, 0, 0, 1, 1, 1]))
-    assert torch.equal(torch.cat(estimates), torch.ones(6))
+    backend.kernels.add_steps(estimates, slots, [True, True, False], votes, scales)
+    assert torch.equal(torch.cat(estimates), torch.tensor([0.0, 0, 0, 1, 1, 1]))
 
 
 @over_others
@@ -195,15 +237,44 @@ def test_what_all_workers_said_need_not_be_contiguous(backend: Backend) -> None:
     def run(k: Kernels, g: Generator, m: Memory) -> Tensor:
         bucket = make_bucket((700, 65))
         n_blocks = bucket.n_blocks
-        estimates = m.place(torch.rand(3, 2 * 512 * n_blocks, generator=g))[:, ::2]
+        estimates = m.place(torch.rand(3, 512 * n_blocks, generator=g))
         votes = m.packed(n_blocks, 3, 2).transpose(0, 1)
         scales = m.place(torch.rand(2, 2, 3, generator=g)).permute(2, 0, 1)
         present = (torch.rand(2, 3, generator=g) < 0.7).T
-        out = m.place(torch.full(estimates.shape, torch.nan))
-        k.add_steps_of_all(estimates, BlockVotes(votes, present, bucket, 0), scales, out=out)
-        return [out]
+        said = BlockVotes(votes, present, bucket, 0)
+        out, sums = m.packed(n_blocks, 1), m.place(torch.zeros(1, 2, dtype=torch.float64))
+        k.count_steps(
+            said, scales, ZERO, weights=(1, 2, 1), estimates=estimates, out=out, sums=sums
+        )
+        k.add_steps_of_all(estimates, said, scales)
+        return [estimates, out, sums]
 
     conform(backend, "steps, not contiguous", run)
+
+
+@over_others
+@over_bits
+@pytest.mark.parametrize("has_estimates", [False, True])
+def test_counts_of_steps_are_equal(bits: int, has_estimates: bool, backend: Backend) -> None:
+    options = {"has_estimates": has_estimates}
+    for weights in ((1,), (1, 1), (1, 3, 1, 1), (255, 1, 7)):
+        conform(backend, *summing(bits, weights, SIZES, **options))
+        conform(backend, *summing(bits, weights, MANY, share=0.4, wild=True, **options))
+    for sizes in BUCKETS:
+        conform(backend, *summing(bits, (1, 1, 1), sizes, share=0.8, **options))
+    for shards in ((0, 2, 2), (1, 2, 2), (0, 3, 3), (1, 3, 3), (2, 7, 7)):
+        conform(backend, *summing(bits, (1, 2, 1), SIZES, shards=shards, share=0.7, **options))
+    conform(backend, *summing(bits, (1, 1), BIG, **options))
+
+
+@over_cores
+@over_bits
+@pytest.mark.parametrize("has_estimates", [False, True])
+def test_counts_of_steps_do_not_depend_on_threads(
+    bits: int, has_estimates: bool, n_threads: int, backend: Backend
+) -> None:
+    case = summing(bits, (1, 2, 1), THREADED, share=0.8, has_estimates=has_estimates)
+    conform(backend, *case)
 
 
 @over_cores
@@ -237,6 +308,16 @@ def test_feedback_of_any_bucket_is_equal(
     dtypes = DTYPES[seed % len(DTYPES)]
     for name, run in (
         resting(bits, sizes, dtypes, wild=seed % 3 == 0),
+        resting(bits, sizes, dtypes, wild=seed % 3 == 0, kept="residuals"),
+        drawing("largest", sizes, dtypes, wild=seed % 3 == 0),
+        summing(
+            bits,
+            [1 + seed % (2 + worker) for worker in range(n_workers)],
+            sizes,
+            shards=(shard % n_shards, n_shards, n_shards),
+            share=share,
+            has_estimates=seed % 2 == 0,
+        ),
         stepping(bits, sizes, share=share),
         stepping_all(bits, n_workers, sizes, shard=(shard % n_shards, n_shards), share=share),
     ):

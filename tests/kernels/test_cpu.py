@@ -144,6 +144,8 @@ class Big:
         self.present = torch.ones(4, 1, dtype=torch.bool)
         self.sign = words(n_blocks, 1, 8)
         self.ternary = words(n_blocks, 2, 8)
+        self.scale, self.total = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.float64)
+        self.said = (words(4, n_blocks, 1, 8), torch.ones(4, 1, 1), self.present, self.slots, 0)
 
 
 LONG_CALLS: dict[str, Callable[[Big], object]] = {
@@ -154,6 +156,22 @@ LONG_CALLS: dict[str, Callable[[Big], object]] = {
         big.votes, big.present, big.slots, 0, big.ternary, 1
     ),
     "commit": lambda big: core.commit(big.table, [1], big.sign, "sign", None, True, 1),
+    "encode_lots": lambda big: core.encode_lots(
+        big.table, [], None, 1, False, big.sign, big.scale, big.flag, 1
+    ),
+    "move_residuals": lambda big: core.move_residuals(
+        big.table, big.segments, [big.segments[0].param], big.sign, big.scale, big.flag, 1
+    ),
+    "count_steps": lambda big: core.count_steps(
+        *big.said, [1] * 4, None, 1, False, big.sign, big.total, 1
+    ),
+    "add_outer_momentum": lambda big: core.add_outer_momentum(
+        *(
+            [each]
+            for each in (big.segments[0].param, big.segments[0].grad, big.segments[0].exp_avg)
+        ),
+        *(0.9, True, 0.1, 1),
+    ),
     "update_momentum": lambda big: core.update_momentum(big.table, [1], 1),
     "step_alone": lambda big: core.step_alone(big.table, None, 1),
     "digests": lambda big: core.digests([big.segments[0].param], big.number, 1),

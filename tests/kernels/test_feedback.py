@@ -85,24 +85,48 @@ def test_a_vote_says_what_the_oracle_says_of_the_rest(bits: int) -> None:
     before = [estimate.clone() for estimate in estimates]
 
     votes, scales, finite = encode(bucket, segments, estimates, bits)
+    assert all(map(torch.equal, estimates, before))
     present = [segment.grad is not None for segment in segments]
-    after = KERNELS.add_steps(estimates, bucket.slots, present, votes, scales)
+    KERNELS.add_steps(estimates, bucket.slots, present, votes, scales)
 
     assert all(finite)
-    assert all(map(torch.equal, estimates, before))
     for index, (segment, slot) in enumerate(zip(segments, bucket.slots, strict=True)):
         if segment.grad is None:
-            assert after[index] is estimates[index]
+            assert torch.equal(estimates[index], before[index])
             assert not scales[index].any()
             continue
         if not slot.n_elements:
             continue
-        said = estimates[index].numpy()
+        said = before[index].numpy()
         zeros = oracle.signs_by_coin(4, 7, 3, slot.first_word, slot.n_elements)
         rest = direction(segment) - said
         assert slot.n_elements == 1 or (rest == 0).any()
         expected = said + oracle.feedback_step(rest, bits, zeros)
-        assert np.array_equal(oracle.bits_of(after[index].numpy()), oracle.bits_of(expected))
+        assert np.array_equal(oracle.bits_of(estimates[index].numpy()), oracle.bits_of(expected))
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_residuals_keep_what_the_oracle_says_that_a_vote_left_out(bits: int) -> None:
+    bucket = make_bucket()
+    segments = make_segments(bucket, absent=2)
+    segments[3].grad[0] = torch.inf  # type: ignore[index]
+    residuals = [draw(slot.n_elements, 70 + n) for n, slot in enumerate(bucket.slots)]
+    before = [residual.clone() for residual in residuals]
+    votes = torch.full((bucket.n_blocks, bits, BLOCK_WORDS), -1, dtype=torch.int64)
+    scales = torch.full((len(segments), bits), torch.nan)
+    said = {"out": votes, "scales": scales}
+    finite = KERNELS.encode_rests(segments, residuals, COINS.zero, **said, are_residuals=True)
+    KERNELS.move_residuals(segments, residuals, votes, scales, finite)
+
+    for index, (segment, slot) in enumerate(zip(segments, bucket.slots, strict=True)):
+        if index in (2, 3):  # without a vote
+            assert torch.equal(residuals[index], before[index])
+        elif slot.n_elements:
+            c, e = direction(segment), before[index].numpy()
+            zeros = oracle.signs_by_coin(4, 7, 3, slot.first_word, slot.n_elements)
+            expected = c - (oracle.feedback_step(c + e, bits, zeros) - e)
+            found = residuals[index].numpy()
+            assert np.array_equal(oracle.bits_of(found), oracle.bits_of(expected))
 
 
 def test_an_element_as_large_as_the_mean_is_a_large_one() -> None:
@@ -112,18 +136,19 @@ def test_an_element_as_large_as_the_mean_is_a_large_one() -> None:
     votes, scales = torch.empty(1, 2, BLOCK_WORDS, dtype=torch.int64), torch.empty(1, 2)
     KERNELS.encode_rests([segment], [torch.zeros(3)], COINS.zero, out=votes, scales=scales)
     assert scales.tolist() == [[1.0, 2.5]]
-    (after,) = KERNELS.add_steps([torch.zeros(3)], [slot], [True], votes, scales)
-    assert after.tolist() == [1.0, -2.5, 2.5]
+    estimate = torch.zeros(3)
+    KERNELS.add_steps([estimate], [slot], [True], votes, scales)
+    assert estimate.tolist() == [1.0, -2.5, 2.5]
 
 
 def test_two_bits_leave_less_than_one() -> None:
     bucket = make_bucket()
     segments = make_segments(bucket)
-    nothing = [torch.zeros(slot.n_elements) for slot in bucket.slots]
     left = []
     for bits in (1, 2):
-        votes, scales, _ = encode(bucket, segments, nothing, bits)
-        after = KERNELS.add_steps(nothing, bucket.slots, [True] * len(SIZES), votes, scales)
+        after = [torch.zeros(slot.n_elements) for slot in bucket.slots]
+        votes, scales, _ = encode(bucket, segments, after, bits)
+        KERNELS.add_steps(after, bucket.slots, [True] * len(SIZES), votes, scales)
         left.append(float((torch.from_numpy(direction(segments[-1])) - after[-1]).norm()))
     start = float(np.linalg.norm(direction(segments[-1])))
     assert left[1] < left[0] < start
@@ -162,7 +187,7 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
     """As each worker's own estimates move, so do the copies of who counts: bitwise."""
     bucket = make_bucket()
     everybody = torch.zeros(N_WORKERS, 512 * bucket.n_blocks)
-    rows, votes, scales, after = [], [], [], []
+    votes, scales, after = [], [], []
     present = torch.ones(N_WORKERS, len(SIZES), dtype=torch.bool)
     present[1, 5] = False
     for worker in range(N_WORKERS):
@@ -171,11 +196,9 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
         said, found, _ = encode(bucket, segments, estimates, bits)
         votes.append(said)
         scales.append(found)
-        rows.append(estimates)
-        after.append(
-            KERNELS.add_steps(estimates, bucket.slots, present[worker].tolist(), said, found)
-        )
         place(bucket, estimates, everybody[worker])
+        KERNELS.add_steps(estimates, bucket.slots, present[worker].tolist(), said, found)
+        after.append(estimates)
     expected = torch.zeros_like(everybody)
     for worker in range(N_WORKERS):
         place(bucket, after[worker], expected[worker])
@@ -185,12 +208,11 @@ def test_who_counts_follows_every_worker_block_by_block(bits: int) -> None:
     for first in range(0, bucket.n_blocks, bucket.shard_blocks):
         blocks = slice(first, first + bucket.shard_blocks)
         elements = slice(512 * first, 512 * (first + bucket.shard_blocks))
-        found = torch.empty(N_WORKERS, 512 * bucket.shard_blocks)
+        found = everybody[:, elements].contiguous()
         KERNELS.add_steps_of_all(
-            everybody[:, elements],
+            found,
             BlockVotes(torch.stack(votes)[:, blocks].contiguous(), present, bucket, first),
             torch.stack(scales),
-            out=found,
         )
         assert torch.equal(found, expected[:, elements])
 
@@ -213,7 +235,9 @@ def test_the_reply_is_the_sign_of_all_estimates_those_of_absent_workers_too() ->
     out = torch.full((bucket.n_blocks, 1, BLOCK_WORDS), -1, dtype=torch.int64)
     packed = estimates.view(torch.int64).view(2, bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
 
-    count_estimates(KERNELS, BlockVotes(packed, present, bucket, 0), COINS.tie, out=out)
+    count_estimates(
+        KERNELS.sum_directions, BlockVotes(packed, present, bucket, 0), COINS.tie, out=out
+    )
 
     bits = unpack(split_planes(out)[0], 512 * bucket.n_blocks).numpy()
     total = estimates[:, :130].sum(0).numpy()

@@ -65,19 +65,58 @@ def add_all(
             0,
         ),
         torch.zeros(3, 2, 2) if scales is None else scales,
-        out=torch.zeros(3, 512),
     )
 
 
-def add_all_into(out: Tensor) -> None:
-    everybody = (torch.zeros(3, 512), words(3, 1, 2, 8), torch.zeros(3, 2, 2))
-    KERNELS._core.add_steps_of_all(*everybody, words(3, 2).bool(), SLOTS, 0, out, 1)
+def draw(scales: Tensor | None = None, out: Tensor | None = None, **options: object) -> None:
+    KERNELS.encode_lots(
+        make_segments(),
+        COIN,
+        out=words(1, 1, 8) if out is None else out,
+        scales=torch.zeros(2, 1) if scales is None else scales,
+        **options,  # type: ignore[arg-type]
+    )
 
 
-def add_into(second: Tensor) -> None:
-    out = estimates_with(second)
-    before = estimates_with(torch.zeros(N))
-    KERNELS._core.add_steps(before, SLOTS, words(1, 2, 8), torch.zeros(2, 2), out, 1)
+def move(
+    residuals: Sequence[Tensor] | None = None,
+    votes: Tensor | None = None,
+    scales: Tensor | None = None,
+    finite: Tensor | None = None,
+) -> None:
+    KERNELS.move_residuals(
+        make_segments(),
+        estimates_with(torch.zeros(N)) if residuals is None else residuals,
+        words(1, 2, 8) if votes is None else votes,
+        torch.zeros(2, 2) if scales is None else scales,
+        torch.ones(2, dtype=torch.bool) if finite is None else finite,
+    )
+
+
+def count(
+    scales: Tensor | None = None,
+    present: Tensor | None = None,
+    slots: tuple[Slot, ...] = SLOTS,
+    weights: Sequence[int] = (1, 1, 1),
+    estimates: Tensor | None = None,
+    out: Tensor | None = None,
+    sums: Tensor | None = None,
+    votes: Tensor | None = None,
+) -> None:
+    KERNELS.count_steps(
+        BlockVotes(
+            words(3, 1, 2, 8) if votes is None else votes,
+            torch.ones(3, 2, dtype=torch.bool) if present is None else present,
+            BucketLayout(0, BUCKET.members, slots, 1),
+            0,
+        ),
+        torch.zeros(3, 2, 2) if scales is None else scales,
+        COIN,
+        weights=weights,
+        estimates=estimates,
+        out=words(1, 1, 8) if out is None else out,
+        sums=torch.zeros(1, 2, dtype=torch.float64) if sums is None else sums,
+    )
 
 
 OVERLAP = (SLOTS[0], Slot("second", N, 2, 1))
@@ -128,7 +167,6 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "step, planes of scales": (lambda: add(scales=torch.zeros(2, 1)), r"scales: .*\(2, 2\)"),
     "step, dims of scales": (lambda: add(scales=torch.zeros(4)), r"scales: .*\(2, 2\)"),
     "step, dtype of scales": (lambda: add(scales=torch.zeros(2, 2).half()), "scales: .*float32"),
-    "step, out": (lambda: add_into(torch.zeros(N - 1)), "out of second: expected float32, 100"),
     # Those of all workers.
     "steps, estimates": (
         lambda: add_all(torch.zeros(3, 1024)),
@@ -146,7 +184,36 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "steps, present": (lambda: add_all(present=words(2, 3).bool()), r"present: .*\(3, 2\)"),
     "steps, dtype of present": (lambda: add_all(present=words(3, 2)), r"present: .*bool"),
     "steps that overlap": (lambda: add_all(slots=OVERLAP), "slots overlap"),
-    "steps, out": (lambda: add_all_into(torch.zeros(3, 511)), r"out: .* \(3, 512\)"),
+    # Stochastic signs.
+    "lots, reach": (lambda: draw(reach=[1.0]), "reach: given 1, .* of 2 segments"),
+    "lots, planes": (lambda: draw(out=words(1, 2, 8)), "out: 2 planes given, expected 1"),
+    "lots, scales": (lambda: draw(torch.zeros(2, 2)), r"scales: .* shape \(2, 1\)"),
+    # Residuals.
+    "residual, size": (
+        lambda: move(estimates_with(torch.zeros(N - 1))),
+        "estimate of second: expected float32, 100 elements",
+    ),
+    "residual, votes": (lambda: move(votes=words(1, 3, 8)), "votes: they have 3 planes"),
+    "residual, blocks": (lambda: move(votes=words(0, 2, 8)), "0 blocks.*need 4 words"),
+    "residual, scales": (lambda: move(scales=torch.zeros(2, 1)), r"scales: .*\(2, 2\)"),
+    "residual, flags": (lambda: move(finite=torch.ones(1, dtype=torch.bool)), "finite: .* 2 elem"),
+    # Counts.
+    "count, votes": (lambda: count(votes=words(3, 1, 3, 8)), "votes: they have 3 planes"),
+    "count, scales": (lambda: count(torch.zeros(3, 2)), r"scales: .* \(3, 2, 2\)"),
+    "count, present": (lambda: count(present=words(2, 3).bool()), r"present: .*\(3, 2\)"),
+    "count, overlap": (lambda: count(slots=OVERLAP), "slots overlap"),
+    "count, weights": (lambda: count(weights=(1, 1)), "weights: given 2, .* of 3 workers"),
+    "count, estimates": (lambda: count(estimates=torch.zeros(3, 100)), r"estimates: .*\(3, 512\)"),
+    "count, out": (
+        lambda: count(out=words(2, 1, 8)),
+        "out: given 2 blocks of 1 planes, expected 1",
+    ),
+    "count, planes": (lambda: count(out=words(1, 2, 8)), "out: given 1 blocks of 2 planes"),
+    "count, sums": (lambda: count(sums=torch.zeros(1, 2)), r"sums: .*float64 .*\(shards, 2\)"),
+    "count, shards": (
+        lambda: count(sums=torch.zeros(2, 2, dtype=torch.float64)),
+        "sums: 2 shards, into which 1 blocks cannot be cut",
+    ),
 }
 
 
@@ -161,8 +228,11 @@ def test_what_fits_is_not_refused() -> None:
     encode()
     add()
     add_all()
-    add_all_into(torch.zeros(3, 512))
-    add_into(torch.zeros(N))
+    draw()
+    draw(reach=[1.0, 2.0])
+    move()
+    count()
+    count(estimates=torch.zeros(3, 512))
 
 
 def test_an_estimate_elsewhere_is_refused() -> None:
@@ -172,7 +242,7 @@ def test_an_estimate_elsewhere_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"estimate of second: .* not on the CPU"):
         by_attributes.encode_rests(
             by_attributes.read_segments(segments),
-            *(segments, elsewhere, 1, False, words(1, 1, 8), scales, finite, 1),
+            *(segments, elsewhere, False, 1, False, words(1, 1, 8), scales, finite, 1),
         )
 
 

@@ -64,8 +64,8 @@ BITS = (
     Mutation(
         "bits: the momentum of outcomes is weighed once more",
         "local/outer_step.py",
-        "buffer.mul_(step.momentum).add_(outcome)",
-        "buffer.add_(outcome).mul_(step.momentum)",
+        "momentum=step.momentum, nesterov",
+        "momentum=step.momentum**2, nesterov",
         RECORDED,
     ),
     Mutation(

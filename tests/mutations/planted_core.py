@@ -30,9 +30,9 @@ CORE = (
     ),
     Mutation(
         "core: estimates weigh alike",
-        "votes/feedback.py",
-        "total += after if weight == 1 else after * weight",
-        "total += after",
+        "votes/scaled.py",
+        "weights = self.roster.weights",
+        "weights = [1] * self.roster.n_voters",
         TOYS,
     ),
     Mutation(

@@ -11,22 +11,22 @@ FEEDBACK = (
     Mutation(
         "a worker forgets what its vote has said",
         "votes/feedback.py",
-        "estimate.copy_(after)",
-        "pass",
+        "for move in (self._move_own, self._move_counted):",
+        "for move in (self._move_counted,):",
         ESTIMATES,
     ),
     Mutation(
         "who counts forgets what votes have said",
         "votes/feedback.py",
-        "self._note_votes()",
-        "pass",
+        "for move in (self._move_own, self._move_counted):",
+        "for move in (self._move_own,):",
         ESTIMATES,
     ),
     Mutation(
         "votes that are never committed have been heard",
         "votes/feedback.py",
-        "kernels.add_steps_of_all(estimates[own], one, scales[own], out=after)",
-        "kernels.add_steps_of_all(estimates[own], one, scales[own], out=(after := estimates[own]))",
+        "self._move_counted = partial(kernels.add_steps_of_all, estimates, said, scales)",
+        "kernels.add_steps_of_all(estimates, said, scales)",
         ESTIMATES,
     ),
     Mutation(
@@ -83,6 +83,28 @@ FEEDBACK = (
         "kernels/feedback.py",
         "sign[run.words] |= ties",
         "pass",
+        OPS,
+    ),
+    Mutation(
+        "a plain sum of steps leaves out who is absent",
+        "kernels/feedback.py",
+        "after = torch.zeros_like(total) if estimates is None else estimates[own].clone()",
+        "after = torch.zeros_like(total) if estimates is None or not present[worker].any() "
+        "else estimates[own].clone()",
+        OPS,
+    ),
+    Mutation(
+        "a plain residual moves where nothing was sent",
+        "kernels/feedback.py",
+        "torch.where(finite[index], after, residual)",
+        "after",
+        OPS,
+    ),
+    Mutation(
+        "a plain level of a stochastic sign is cut toward 0",
+        "kernels/feedback.py",
+        ".floor().clamp(-(LOTS // 2), LOTS // 2)",
+        ".trunc().clamp(-(LOTS // 2), LOTS // 2)",
         OPS,
     ),
     Mutation(

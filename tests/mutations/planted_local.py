@@ -30,8 +30,8 @@ LOCAL_STEPS = (
     Mutation(
         "a scale is a mean over all shards of a parameter",
         "votes/scaled.py",
-        "sizes, slot.n_elements * max",
-        "sizes, self.bucket.slots[index].n_elements * max",
+        "row[index] = slot.n_elements * max",
+        "row[index] = self.bucket.slots[index].n_elements * max",
         RULES,
     ),
     Mutation(
@@ -44,8 +44,8 @@ LOCAL_STEPS = (
     Mutation(
         "a worker forgets what its vote did not say",
         "votes/residual.py",
-        "residual.copy_(after)",
-        "pass",
+        "            self._move_residuals()\n",
+        "            pass\n",
         RULES,
     ),
     Mutation(
@@ -57,7 +57,7 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a lot is drawn anew for the same word in each slot",
-        "kernels/lots.py",
+        "kernels/feedback.py",
         "divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)",
         "divmod(slot.bucket_word * 0, 4)",
         RULES,
@@ -79,8 +79,8 @@ LOCAL_STEPS = (
     Mutation(
         "the outer momentum begins anew with every vote",
         "local/outer_step.py",
-        "buffer.mul_(step.momentum).add_(outcome)",
-        "buffer.copy_(outcome)",
+        "moved, starts, buffers, momentum=step.momentum,",
+        "moved, starts, buffers, momentum=0.0,",
         VIRTUAL,
     ),
     Mutation(

@@ -67,8 +67,8 @@ LOSSES = (
     Mutation(
         "loss: a NaN stays in the inner state of local steps",
         "local/votes.py",
-        "            self._reset_broken(self._voting)  # last, as a warning may be an error\n",
-        "",
+        "            self._reset_broken(self._voting, broken)",
+        "            pass",
         INNER_STATE,
     ),
     Mutation(
@@ -88,8 +88,8 @@ LOSSES = (
     Mutation(
         "loss: a vote does not look at the inner state",
         "local/pairs.py",
-        "    broken = set(find_broken(inner, [param for param, _ in pairs]))\n",
-        "    broken: set[Tensor] = set()\n",
+        "    broken = find_broken(inner, [param for param, _ in pairs])\n",
+        "    broken: list[Tensor] = []\n",
         INNER_STATE,
     ),
     Mutation(

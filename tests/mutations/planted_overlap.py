@@ -64,7 +64,7 @@ OVERLAP = (
     Mutation(
         "drafts of estimates are held until the next step",
         "votes/feedback.py",
-        "self._drafted, self._note_votes = (), None",
+        "self._move_own = self._move_counted = None",
         "pass",
         ("distributed/test_estimates.py",),
     ),

@@ -20,7 +20,6 @@ from distlion.kernels import (
     Kernels,
     Segment,
     choose_kernels,
-    encode_lots,
 )
 from distlion.votes import ResidualVote, Roster, ScaledVote
 from distlion.votes.aggregation import Aggregation
@@ -179,8 +178,7 @@ class _ReachingVote(ScaledVote):
         out: Tensor,
         scales: Tensor,
     ) -> Tensor:
-        return encode_lots(
-            kernels,
+        return kernels.encode_lots(
             segments,
             coins.lot,
             out=out,

@@ -4,7 +4,6 @@ from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import FLOAT32_MAX, Coefficients, Kernels, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.dispatch import check_denormals, choose_kernels
-from distlion.kernels.lots import encode_lots
 from distlion.kernels.orthogonal import matrix_shape, orthogonalize
 from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
@@ -20,7 +19,6 @@ __all__ = [
     "VoteFormat",
     "check_denormals",
     "choose_kernels",
-    "encode_lots",
     "matrix_shape",
     "orthogonalize",
     "settle_tally",

@@ -259,16 +259,18 @@ class Kernels(CountingKernels, Protocol):
     def encode_rests(
         self,
         segments: Sequence[Segment],
-        estimates: Sequence[Tensor],
+        estimates: Sequence[Tensor] | None,
         zero: Coin,
         *,
         out: Tensor,
         scales: Tensor,
+        are_residuals: bool = False,
     ) -> Tensor:
         """Encode the rests of directions, which their estimates lack.
 
         Equation:
-            d = fl(c - h);  the sign bit is 1 if d > 0, 0 if d < 0, and the zero coin's if d = 0
+            d = fl(c - h), or fl(c + h) for residuals
+            the sign bit is 1 if d > 0, 0 if d < 0, and the zero coin's if d = 0
             one bit   scale: a = mean |d| over the segment
             two bits  the second bit is 1 if |d| >= a; scales: the mean |d| of the elements whose
                       second bit is 0, and of those where it is 1; 0 for none
@@ -280,12 +282,71 @@ class Kernels(CountingKernels, Protocol):
         Args:
             segments: Segments of one bucket, in order.
             estimates: For each segment h, n elements float32, contiguous, of any shape. Read only.
+                None for 0.
             zero: The worker's coin for rests that are exactly 0.
             out: (blocks, 1 or 2, 8) int64.
             scales: (n_segments, 1 or 2) float32, contiguous. Overwritten.
+            are_residuals: Whether h is what earlier votes left out, which adds to the direction.
 
         Returns:
             As ``encode_signs``, and False where mean |d| is not finite; there all is 0.
+        """
+        ...
+
+    def encode_lots(
+        self,
+        segments: Sequence[Segment],
+        lot: Coin,
+        *,
+        out: Tensor,
+        scales: Tensor,
+        reach: Sequence[float] = (),
+        spread: float | None = None,
+    ) -> Tensor:
+        """Encode directions as stochastic signs.
+
+        Equation:
+            b = reach of the segment; without any, fl(spread * mean |c|), or max |c|
+            r = min(fl(32768 / b), FLT_MAX), the division in double; 0 where b = 0
+            the bit is 1 if lot < 32768 + floor(fl(c * r)), with a lot in [0, 65536) for each
+            element; the right side is at least 0 and at most 65536: beyond b the bit is certain
+            scale: mean |c|, as ``encode_rests``
+
+        Args:
+            segments: Segments of one bucket, in order.
+            lot: The worker's coin. Element k among the coins takes 16 bits of word k // 4, those
+                from bit 16 (k % 4) on.
+            out: (blocks, 1, 8) int64.
+            scales: (n_segments, 1) float32, contiguous. Overwritten.
+            reach: For each segment b >= 0, rounded to float32; empty where it depends on the
+                segment.
+            spread: b in units of the mean |c|, rounded to float32.
+
+        Returns:
+            As ``encode_signs``.
+        """
+        ...
+
+    def move_residuals(
+        self,
+        segments: Sequence[Segment],
+        residuals: Sequence[Tensor],
+        votes: Tensor,
+        scales: Tensor,
+        finite: Tensor,
+    ) -> None:
+        """Move what a worker's votes left out, in place, by its vote on directions.
+
+        Equation:
+            e' = fl(c - fl(q - e)), q = +-scale
+
+        Args:
+            segments: The segments that were encoded, of one bucket and in order. Those without a
+                gradient keep e.
+            residuals: For each segment e, as the estimates of ``encode_rests``; written.
+            votes: (blocks, 1 or 2, 8) int64, as ``encode_rests`` wrote it.
+            scales: (n_segments, 1 or 2) float32, likewise.
+            finite: (n_segments,) bool, as it returned it; where it is False, e stays.
         """
         ...
 
@@ -333,6 +394,32 @@ class Kernels(CountingKernels, Protocol):
         """Do a step of plain Lion: S = sign(c), 0 where c = 0.
 
         Segments without a gradient do not change.
+        """
+        ...
+
+    def add_outer_momentum(
+        self,
+        params: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        *,
+        momentum: float,
+        nesterov: bool,
+        lr: float,
+    ) -> None:
+        """Move parameters from where a vote began, by a momentum of what votes did.
+
+        Equation:
+            u = fl(s - x);  b' = fl(fl(momentum * b) + u)
+            x' = fl(s - fl(lr * v)), v = fl(fl(momentum * b') + u) with ``nesterov``, else b'
+
+        Args:
+            params: For each parameter x, after the vote; n elements float32, contiguous; written.
+            starts: s, before the vote; as ``params``.
+            buffers: b, as ``params``; written.
+            momentum: Weight of the old momentum, rounded to float32.
+            nesterov: Whether the momentum looks ahead.
+            lr: Rate, rounded to float32.
         """
         ...
 

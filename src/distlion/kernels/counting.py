@@ -95,30 +95,55 @@ class CountingKernels(Protocol):
         present: Sequence[bool],
         votes: Tensor,
         scales: Tensor,
-    ) -> list[Tensor]:
-        """Return a worker's estimates after its vote; estimates without a vote are unchanged.
+    ) -> None:
+        """Move a worker's estimates by its vote, in place: h' = fl(h + q), q = +-scale.
 
         Args:
-            estimates: For each parameter h, as ``encode_rests``.
+            estimates: For each parameter h, as ``encode_rests``; written where it votes.
             slots: Their places in the bucket.
             present: For each parameter, whether the worker votes.
             votes: (blocks, 1 or 2, 8) int64 of the whole bucket.
             scales: (n_params, 1 or 2) float32.
-
-        Returns:
-            Of each parameter fl(h + q), q = +-scale; new tensors where it votes.
         """
         ...
 
-    def add_steps_of_all(
-        self, estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor
-    ) -> None:
-        """Write the estimates of all workers after their votes on some blocks.
+    def add_steps_of_all(self, estimates: Tensor, votes: BlockVotes, scales: Tensor) -> None:
+        """Move the estimates of all workers by their votes on some blocks, in place.
 
         Args:
-            estimates: (workers, 512 blocks) float32: h of each worker; 0 between parameters.
+            estimates: (workers, 512 blocks) float32, contiguous: h of each worker; written.
             votes: Votes of 1 or 2 planes.
             scales: (workers, n_params, 1 or 2) float32.
-            out: As ``estimates``, contiguous; may be the same tensor. Overwritten.
+        """
+        ...
+
+    def count_steps(
+        self,
+        votes: BlockVotes,
+        scales: Tensor,
+        tie: Coin,
+        *,
+        weights: Sequence[int],
+        estimates: Tensor | None,
+        out: Tensor,
+        sums: Tensor,
+    ) -> None:
+        """Take the sign of the weighted sum of scaled votes, or of estimates after these votes.
+
+        Equation:
+            T = sum over all workers, in order and from 0, of fl(w * fl(h + q)); each sum is rounded
+                to float32; q = +-scale, or 0 where the worker is absent
+            S = sign(T); where T = 0 the tie coin decides. A parameter without votes has bits of 0.
+
+        Args:
+            votes: Votes of 1 or 2 planes, on whole shards; ``present`` is bool.
+            scales: (workers, n_params, 1 or 2) float32.
+            tie: The coin.
+            weights: w of each worker, 1 or more.
+            estimates: (workers, 512 blocks) float32, contiguous: h of each worker; None for 0.
+            out: (blocks, 1, 8) int64.
+            sums: (n_shards, n_params) float64, contiguous: sum of |T| over the elements of each
+                parameter in each shard, by the tree of ``encode_rests`` from the first of them on;
+                0 for a parameter outside a shard. Overwritten.
         """
         ...

@@ -116,17 +116,45 @@ class CpuKernels:
     def encode_rests(
         self,
         segments: Sequence[Segment],
-        estimates: Sequence[Tensor],
+        estimates: Sequence[Tensor] | None,
         zero: Coin,
         *,
         out: Tensor,
         scales: Tensor,
+        are_residuals: bool = False,
     ) -> Tensor:
         finite = _make_flags(segments)
-        read = (self._table(segments), segments, estimates)
+        read = (self._table(segments), segments, estimates, are_residuals)
         threads = torch.get_num_threads()
         self._core.encode_rests(*read, zero.key, zero.inverted, out, scales, finite, threads)
         return finite
+
+    def encode_lots(
+        self,
+        segments: Sequence[Segment],
+        lot: Coin,
+        *,
+        out: Tensor,
+        scales: Tensor,
+        reach: Sequence[float] = (),
+        spread: float | None = None,
+    ) -> Tensor:
+        finite = _make_flags(segments)
+        read = (self._table(segments), reach, spread, lot.key, lot.inverted)
+        self._core.encode_lots(*read, out, scales, finite, torch.get_num_threads())
+        return finite
+
+    def move_residuals(
+        self,
+        segments: Sequence[Segment],
+        residuals: Sequence[Tensor],
+        votes: Tensor,
+        scales: Tensor,
+        finite: Tensor,
+    ) -> None:
+        said = (votes.contiguous(), scales.contiguous(), finite, torch.get_num_threads())
+        self._core.move_residuals(self._table(segments), segments, residuals, *said)
+        torch.autograd.graph.increment_version(residuals)
 
     def add_steps(
         self,
@@ -135,21 +163,31 @@ class CpuKernels:
         present: Sequence[bool],
         votes: Tensor,
         scales: Tensor,
-    ) -> list[Tensor]:
-        after = [
-            torch.empty_like(estimate) if present[index] and slots[index].n_elements else estimate
-            for index, estimate in enumerate(estimates)
-        ]
-        said = (votes.contiguous(), scales.contiguous())
-        self._core.add_steps(estimates, slots, *said, after, torch.get_num_threads())
-        return after
+    ) -> None:
+        said = (present, votes.contiguous(), scales.contiguous())
+        self._core.add_steps(estimates, slots, *said, torch.get_num_threads())
+        torch.autograd.graph.increment_version(estimates)
 
-    def add_steps_of_all(
-        self, estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor
+    def add_steps_of_all(self, estimates: Tensor, votes: BlockVotes, scales: Tensor) -> None:
+        packed, present, slots, first_block = _read_votes(votes)
+        said = (estimates, packed, scales.contiguous(), present)
+        self._core.add_steps_of_all(*said, slots, first_block, torch.get_num_threads())
+
+    def count_steps(
+        self,
+        votes: BlockVotes,
+        scales: Tensor,
+        tie: Coin,
+        *,
+        weights: Sequence[int],
+        estimates: Tensor | None,
+        out: Tensor,
+        sums: Tensor,
     ) -> None:
         packed, present, slots, first_block = _read_votes(votes)
-        said = (estimates.contiguous(), packed, scales.contiguous(), present)
-        self._core.add_steps_of_all(*said, slots, first_block, out, torch.get_num_threads())
+        said = (packed, scales.contiguous(), present, slots, first_block, weights, estimates)
+        coin, threads = (tie.key, tie.inverted), torch.get_num_threads()
+        self._core.count_steps(*said, *coin, out, sums, threads)
 
     def count_signs(self, votes: BlockVotes, tie: Coin | None, *, out: Tensor) -> None:
         if tie is None:
@@ -217,6 +255,20 @@ class CpuKernels:
         self._core.step_alone(self._table(segments), _draws(rounding), torch.get_num_threads())
         moved = [segment.grad is not None for segment in segments]
         note_writes(segments, moved, param=True, exp_avg=True)
+
+    def add_outer_momentum(
+        self,
+        params: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        *,
+        momentum: float,
+        nesterov: bool,
+        lr: float,
+    ) -> None:
+        rates, threads = (momentum, nesterov, lr), torch.get_num_threads()
+        self._core.add_outer_momentum(params, starts, buffers, *rates, threads)
+        torch.autograd.graph.increment_version([*params, *buffers])
 
     def check_finite(self, segments: Sequence[Segment]) -> Tensor:
         finite = _make_flags(segments)

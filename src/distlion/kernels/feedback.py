@@ -1,4 +1,4 @@
-"""Votes with error feedback, on the part not transmitted yet. Plain torch, on any device.
+"""Votes with scales and error feedback, on the part not transmitted yet, in plain torch.
 
 The reference takes its ops from here; a backend may have faster ones.
 
@@ -6,6 +6,7 @@ Notation:
     c   direction of an element, as in ``contract.py``
     h   its estimate: what the worker's votes have said of c so far, float32
     q   what a vote says of the rest, c - h; afterwards the estimate is fl(h + q)
+    e   residual: what votes have left out of c so far, float32, in place of -h
 
 Every sum of many elements is a tree of fixed shape, in double, and all else is done element by
 element. So all backends and devices return equal bits here too.
@@ -22,12 +23,13 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import FLOAT32_MAX, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.words import (
     coin_bits,
     cut_blocks,
     cut_runs,
+    draw_words,
     interleave,
     pack,
     split_planes,
@@ -38,6 +40,8 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 
 FLOAT_PLANES = 32
 """Planes of packed float32 values, a block's values one after the other."""
+LOTS = 1 << 16
+"""Number of values that a lot may have."""
 
 
 class EncodeDirections(Protocol):
@@ -48,27 +52,35 @@ class EncodeDirections(Protocol):
     ) -> Tensor: ...
 
 
+class SumDirections(Protocol):
+    """A backend's op ``sum_directions``."""
+
+    def __call__(self, votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> None: ...
+
+
 def encode_rests_by(
     encode_directions: EncodeDirections,
     segments: Sequence[Segment],
-    estimates: Sequence[Tensor],
+    estimates: Sequence[Tensor] | None,
     zero: Coin,
     *,
     out: Tensor,
     scales: Tensor,
+    are_residuals: bool,
 ) -> Tensor:
     """Implement ``contract.Kernels.encode_rests``, with directions from a backend's own op."""
     n_planes = out.shape[1]
-    directions = out.new_empty(out.shape[0], FLOAT_PLANES, BLOCK_WORDS)
-    finite = encode_directions(segments, dtype=torch.float32, out=directions)
-    values = directions.view(-1).view(torch.float32)
+    values, finite = _read_directions(encode_directions, segments, out)
     planes = out.new_zeros(n_planes, out.shape[0] * BLOCK_WORDS)
     scales.zero_()
     for index, segment in enumerate(segments):
         slot = segment.slot
         if segment.grad is None or not slot.n_elements:
             continue
-        rest = values[_elements(slot)] - estimates[index].view(-1)
+        rest = values[_elements(slot)]
+        if estimates is not None:
+            kept = estimates[index].view(-1)
+            rest = rest + kept if are_residuals else rest - kept
         sizes = rest.abs()
         mean = tree_mean(sizes, slot.n_elements)
         words = [pack(rest > 0) | (pack(rest == 0) & coin_bits(zero, slot, device=out.device))]
@@ -88,27 +100,90 @@ def encode_rests_by(
     return finite
 
 
+def encode_lots_by(
+    encode_directions: EncodeDirections,
+    segments: Sequence[Segment],
+    lot: Coin,
+    *,
+    out: Tensor,
+    scales: Tensor,
+    reach: Sequence[float],
+    spread: float | None,
+) -> Tensor:
+    """Implement ``contract.Kernels.encode_lots``, as ``encode_rests_by``."""
+    values, finite = _read_directions(encode_directions, segments, out)
+    planes = out.new_zeros(1, out.shape[0] * BLOCK_WORDS)
+    scales.zero_()
+    for index, segment in enumerate(segments):
+        slot = segment.slot
+        if segment.grad is None or not slot.n_elements:
+            continue
+        directions = values[_elements(slot)]
+        sizes = directions.abs()
+        mean, most = tree_mean(sizes, slot.n_elements), sizes.max()
+        if reach:
+            most = torch.full_like(mean, reach[index])
+        elif spread is not None:
+            most = mean * spread
+        ratio = ((LOTS // 2) / most.double()).clamp(max=FLOAT32_MAX).float()
+        ratio = ratio.masked_fill(most == 0, 0.0)
+        level = (directions * ratio).floor().clamp(-(LOTS // 2), LOTS // 2).int() + LOTS // 2
+        bits = pack(draw_lots(lot, slot, device=out.device) < level)
+        planes[0, _words(slot)] = bits.masked_fill(~finite[index], 0)
+        scales[index, 0] = mean.masked_fill(~finite[index], 0.0)
+    interleave(planes, out)
+    return finite
+
+
+def draw_lots(lot: Coin, slot: Slot, *, device: torch.device) -> Tensor:
+    """Draw a number from 0 to 65,535 for each element of a slot: (n,) int32."""
+    first, skipped = divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)
+    n_words = -(-(skipped + slot.n_elements) // 4)
+    lanes = draw_words(lot, first, n_words, device=device).view(torch.int16)
+    return (lanes[skipped : skipped + slot.n_elements].int() + LOTS) % LOTS
+
+
+def move_residuals_by(
+    encode_directions: EncodeDirections,
+    segments: Sequence[Segment],
+    residuals: Sequence[Tensor],
+    votes: Tensor,
+    scales: Tensor,
+    finite: Tensor,
+) -> None:
+    """Implement ``contract.Kernels.move_residuals``, as ``encode_rests_by``."""
+    values, _ = _read_directions(encode_directions, segments, votes)
+    planes = split_planes(votes)
+    for index, segment in enumerate(segments):
+        slot = segment.slot
+        if segment.grad is None or not slot.n_elements:
+            continue
+        residual = residuals[index].view(-1)
+        steps = _read_steps(planes[:, _words(slot)], slot.n_elements, scales[index])
+        after = values[_elements(slot)] - (steps - residual)
+        residual.copy_(torch.where(finite[index], after, residual))
+
+
 def add_steps(
     estimates: Sequence[Tensor],
     slots: Sequence[Slot],
     present: Sequence[bool],
     votes: Tensor,
     scales: Tensor,
-) -> list[Tensor]:
+) -> None:
     """Implement ``counting.CountingKernels.add_steps``."""
-    planes, after = split_planes(votes), list(estimates)
+    planes = split_planes(votes)
     for index, estimate in enumerate(estimates):
         slot = slots[index]
         if present[index] and slot.n_elements:
             steps = _read_steps(planes[:, _words(slot)], slot.n_elements, scales[index])
-            after[index] = estimate + steps.view(estimate.shape)
-    return after
+            estimate.add_(steps.view(estimate.shape))
 
 
-def add_steps_of_all(estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor) -> None:
+def add_steps_of_all(estimates: Tensor, votes: BlockVotes, scales: Tensor) -> None:
     """Implement ``counting.CountingKernels.add_steps_of_all``."""
     packed, present, bucket, first_block = votes
-    planes, after = split_planes(packed), out.copy_(estimates)
+    planes = split_planes(packed)
     for index, slot in enumerate(bucket.slots):
         alone, is_present = replace(bucket, slots=(slot,)), present[:, index : index + 1]
         # Read on the host, where they are: the voters of a run are on the device.
@@ -116,31 +191,98 @@ def add_steps_of_all(estimates: Tensor, votes: BlockVotes, scales: Tensor, *, ou
         for run in cut_runs(alone, is_present, first_block, packed.shape[1], device=packed.device):
             start = run.words.start * WORD_ELEMENTS
             for worker in voters:
-                after[worker, start : start + run.n_elements] += _read_steps(
+                estimates[worker, start : start + run.n_elements] += _read_steps(
                     planes[worker, :, run.words], run.n_elements, scales[worker, index]
                 )
 
 
+def count_steps_by(
+    sum_directions: SumDirections,
+    votes: BlockVotes,
+    scales: Tensor,
+    tie: Coin,
+    *,
+    weights: Sequence[int],
+    estimates: Tensor | None,
+    out: Tensor,
+    sums: Tensor,
+) -> None:
+    """Implement ``counting.CountingKernels.count_steps``, with a backend's own sums."""
+    packed, present, bucket, first_block = votes
+    n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
+    total = torch.zeros(1, n_elements, dtype=torch.float32, device=packed.device)
+    for worker, weight in enumerate(weights):
+        own = slice(worker, worker + 1)
+        after = torch.zeros_like(total) if estimates is None else estimates[own].clone()
+        one = votes._replace(packed=packed[own], present=present[own])
+        add_steps_of_all(after, one, scales[own])
+        total += after if weight == 1 else after * weight
+    summed = total.view(-1).view(torch.int64).view(1, packed.shape[1], FLOAT_PLANES, BLOCK_WORDS)
+    anybody = present.any(0, keepdim=True)
+    count_estimates(sum_directions, votes._replace(packed=summed, present=anybody), tie, out=out)
+    sums.zero_()
+    first_shard = first_block // max(1, bucket.shard_blocks)
+    for row in range(len(sums)):
+        for index, slot in bucket.cuts[first_shard + row]:
+            start = (slot.bucket_word - first_block * BLOCK_WORDS) * WORD_ELEMENTS
+            sums[row, index] = tree_sum(total[0, start : start + slot.n_elements].abs())
+
+
 class PlainFeedback(ABC):
-    """The ops of votes with error feedback, for a backend without its own."""
+    """The ops of votes with scales and error feedback, for a backend without its own."""
 
     @abstractmethod
     def encode_directions(
         self, segments: Sequence[Segment], *, dtype: torch.dtype, out: Tensor
     ) -> Tensor: ...
 
+    @abstractmethod
+    def sum_directions(self, votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> None: ...
+
     def encode_rests(
         self,
         segments: Sequence[Segment],
-        estimates: Sequence[Tensor],
+        estimates: Sequence[Tensor] | None,
         zero: Coin,
         *,
         out: Tensor,
         scales: Tensor,
+        are_residuals: bool = False,
     ) -> Tensor:
+        directions, read = self.encode_directions, (segments, estimates, zero)
         return encode_rests_by(
-            self.encode_directions, segments, estimates, zero, out=out, scales=scales
+            directions, *read, out=out, scales=scales, are_residuals=are_residuals
         )
+
+    def encode_lots(
+        self,
+        segments: Sequence[Segment],
+        lot: Coin,
+        *,
+        out: Tensor,
+        scales: Tensor,
+        reach: Sequence[float] = (),
+        spread: float | None = None,
+    ) -> Tensor:
+        return encode_lots_by(
+            self.encode_directions,
+            segments,
+            lot,
+            out=out,
+            scales=scales,
+            reach=reach,
+            spread=spread,
+        )
+
+    def move_residuals(
+        self,
+        segments: Sequence[Segment],
+        residuals: Sequence[Tensor],
+        votes: Tensor,
+        scales: Tensor,
+        finite: Tensor,
+    ) -> None:
+        move_residuals_by(self.encode_directions, segments, residuals, votes, scales, finite)
 
     def add_steps(
         self,
@@ -149,20 +291,34 @@ class PlainFeedback(ABC):
         present: Sequence[bool],
         votes: Tensor,
         scales: Tensor,
-    ) -> list[Tensor]:
-        return add_steps(estimates, slots, present, votes, scales)
-
-    def add_steps_of_all(
-        self, estimates: Tensor, votes: BlockVotes, scales: Tensor, *, out: Tensor
     ) -> None:
-        add_steps_of_all(estimates, votes, scales, out=out)
+        add_steps(estimates, slots, present, votes, scales)
+
+    def add_steps_of_all(self, estimates: Tensor, votes: BlockVotes, scales: Tensor) -> None:
+        add_steps_of_all(estimates, votes, scales)
+
+    def count_steps(
+        self,
+        votes: BlockVotes,
+        scales: Tensor,
+        tie: Coin,
+        *,
+        weights: Sequence[int],
+        estimates: Tensor | None,
+        out: Tensor,
+        sums: Tensor,
+    ) -> None:
+        given = (self.sum_directions, votes, scales, tie)
+        count_steps_by(*given, weights=weights, estimates=estimates, out=out, sums=sums)
 
 
-def count_estimates(kernels: Kernels, estimates: BlockVotes, tie: Coin, *, out: Tensor) -> None:
+def count_estimates(
+    sum_directions: SumDirections, estimates: BlockVotes, tie: Coin, *, out: Tensor
+) -> None:
     """Take the sign of the sum of all workers' estimates, the tie coin's where it is 0.
 
     Args:
-        kernels: The arithmetic of sums, in float32 and in rank order.
+        sum_directions: A backend's op, which sums in float32 and in rank order.
         estimates: Votes of 32 planes, whose bytes are 512 values of each block. An absent worker's
             estimate still counts; for a parameter without votes, all bits are 0.
         tie: The coin.
@@ -172,7 +328,7 @@ def count_estimates(kernels: Kernels, estimates: BlockVotes, tie: Coin, *, out: 
     voted = present.any(0, keepdim=True)
     everybody = voted.expand(len(packed), -1).contiguous()
     signs = out.new_empty(out.shape[0], 2, BLOCK_WORDS)
-    kernels.sum_directions(estimates._replace(present=everybody), dtype=torch.float32, out=signs)
+    sum_directions(estimates._replace(present=everybody), dtype=torch.float32, out=signs)
     sign, is_not_zero = split_planes(signs)
     for run in cut_runs(bucket, voted, first_block, out.shape[0], device=out.device):
         used = pack(torch.ones(run.n_elements, dtype=torch.uint8, device=out.device))
@@ -193,12 +349,30 @@ def _mean_of(sizes: Tensor, chosen: Tensor) -> Tensor:
     return tree_mean(sizes.masked_fill(~chosen, 0.0), chosen.sum().clamp(min=1))
 
 
-def tree_mean(sizes: Tensor, count: int | Tensor) -> Tensor:
-    """Add (n,) float32 in double, by halving; divide by ``count``; () float32."""
+def tree_sum(sizes: Tensor) -> Tensor:
+    """Add (n,) float32 in double, by halving; () float64."""
     sums = sizes.double()
     while sums.numel() > 1:
         sums = sum_by_halving(cut_blocks(sums))
-    return (sums[0] / count).float()
+    return sums[0]
+
+
+def tree_mean(sizes: Tensor, count: int | Tensor) -> Tensor:
+    """Add (n,) float32 in double, by halving; divide by ``count``; () float32."""
+    return (tree_sum(sizes) / count).float()
+
+
+def _read_directions(
+    encode_directions: EncodeDirections, segments: Sequence[Segment], packed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the directions of a bucket; zeros where one is not finite.
+
+    Returns:
+        (512 blocks,) float32, of as many blocks as ``packed`` has; and the op's flags.
+    """
+    directions = packed.new_empty(packed.shape[0], FLOAT_PLANES, BLOCK_WORDS)
+    finite = encode_directions(segments, dtype=torch.float32, out=directions)
+    return directions.view(-1).view(torch.float32), finite
 
 
 def _words(slot: Slot) -> slice:

@@ -25,7 +25,12 @@ from distlion.kernels.contract import (
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import add_steps as add_steps
 from distlion.kernels.feedback import add_steps_of_all as add_steps_of_all
-from distlion.kernels.feedback import encode_rests_by
+from distlion.kernels.feedback import (
+    count_steps_by,
+    encode_lots_by,
+    encode_rests_by,
+    move_residuals_by,
+)
 from distlion.kernels.words import (
     CHUNK_ELEMENTS,
     Run,
@@ -197,13 +202,41 @@ def encode_directions(segments: Sequence[Segment], *, dtype: torch.dtype, out: T
 
 def encode_rests(
     segments: Sequence[Segment],
-    estimates: Sequence[Tensor],
+    estimates: Sequence[Tensor] | None,
     zero: Coin,
     *,
     out: Tensor,
     scales: Tensor,
+    are_residuals: bool = False,
 ) -> Tensor:
-    return encode_rests_by(encode_directions, segments, estimates, zero, out=out, scales=scales)
+    read = (segments, estimates, zero)
+    return encode_rests_by(
+        encode_directions, *read, out=out, scales=scales, are_residuals=are_residuals
+    )
+
+
+def encode_lots(
+    segments: Sequence[Segment],
+    lot: Coin,
+    *,
+    out: Tensor,
+    scales: Tensor,
+    reach: Sequence[float] = (),
+    spread: float | None = None,
+) -> Tensor:
+    return encode_lots_by(
+        encode_directions, segments, lot, out=out, scales=scales, reach=reach, spread=spread
+    )
+
+
+def move_residuals(
+    segments: Sequence[Segment],
+    residuals: Sequence[Tensor],
+    votes: Tensor,
+    scales: Tensor,
+    finite: Tensor,
+) -> None:
+    move_residuals_by(encode_directions, segments, residuals, votes, scales, finite)
 
 
 # Counting, at the owner.
@@ -298,6 +331,20 @@ def sum_directions(votes: BlockVotes, *, dtype: torch.dtype, out: Tensor) -> Non
     _count(votes, out, reply_of)
 
 
+def count_steps(
+    votes: BlockVotes,
+    scales: Tensor,
+    tie: Coin,
+    *,
+    weights: Sequence[int],
+    estimates: Tensor | None,
+    out: Tensor,
+    sums: Tensor,
+) -> None:
+    given = (sum_directions, votes, scales, tie)
+    count_steps_by(*given, weights=weights, estimates=estimates, out=out, sums=sums)
+
+
 # Committing.
 
 
@@ -371,6 +418,23 @@ def step_alone(segments: Sequence[Segment], *, rounding: Coin | None) -> None:
             c = _mask(_direction(segment, segment.grad), segment, segment.grad)
             _move(segment, c.sign(), 1, rounding)
             segment.exp_avg.view(-1).copy_(_new_momentum(segment, segment.grad))
+
+
+def add_outer_momentum(
+    params: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    momentum: float,
+    nesterov: bool,
+    lr: float,
+) -> None:
+    for param, start, buffer in zip(params, starts, buffers, strict=True):
+        moved = start - param
+        # Separate products and sums: fused ones would round differently on another device.
+        buffer.mul_(momentum).add_(moved)
+        move = buffer * momentum + moved if nesterov else buffer
+        param.copy_(start - move * lr)
 
 
 # Checks.

@@ -34,15 +34,14 @@ def find_broken(inner: Optimizer, params: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def reset_broken(inner: Optimizer, params: Iterable[Tensor], *, worker: int) -> None:
-    """Set the inner state of parameters to 0 where some of it is not finite, and warn.
+def reset_broken(inner: Optimizer, broken: Sequence[Tensor], *, worker: int) -> None:
+    """Set the inner state of parameters to 0, and warn.
 
     Args:
         inner: The optimizer whose state it is.
-        params: Parameters that are at the common point.
+        broken: Parameters at the common point whose state is not finite, as from ``find_broken``.
         worker: This worker's rank.
     """
-    broken = find_broken(inner, params)
     for param in broken:
         state = inner.state[param]
         for each in _list_floats(state):

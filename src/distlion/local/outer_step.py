@@ -12,12 +12,13 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
+from distlion.kernels.dispatch import choose_kernels
 from distlion.step.alone import check_finite, gather_alone
 from distlion.step.arguments import check_number
 from distlion.step.bucket import abstain
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import describe_problem
-from distlion.step.param import VotingParam
+from distlion.step.param import VotingParam, local_tensor
 from distlion.step.precision import Precision
 from distlion.step.stage import Replied, Stage
 from distlion.votes.aggregation import Aggregation
@@ -151,15 +152,23 @@ class OuterMomentum:
             voted: The places in ``params`` of those that some worker voted on.
         """
         step = self._step
-        # Separate products and sums: fused ones would round differently on another device.
+        by_device: dict[torch.device, list[tuple[Tensor, Tensor, Tensor]]] = {}
         rows = zip(params, self._before, self.buffers, strict=False)
         for place, (param, start, buffer) in enumerate(rows):
             if start is None or place not in voted:
                 continue
-            outcome = start - param
-            buffer.mul_(step.momentum).add_(outcome)
-            move = buffer * step.momentum + outcome if step.nesterov else buffer
-            param.copy_(start - move * step.lr)
+            row = (local_tensor(param).detach(), local_tensor(start), local_tensor(buffer))
+            by_device.setdefault(param.device, []).append(row)
+        for device, moving in by_device.items():
+            whole = [[each.contiguous() for each in row] for row in moving]
+            moved, starts, buffers = map(list, zip(*whole, strict=True))
+            choose_kernels(device).add_outer_momentum(
+                moved, starts, buffers, momentum=step.momentum, nesterov=step.nesterov, lr=step.lr
+            )
+            for (param, _, buffer), (x, _, b) in zip(moving, whole, strict=True):
+                if x is not param or b is not buffer:  # in memory of another order
+                    param.copy_(x)
+                    buffer.copy_(b)
 
 
 def divide(sizes: Sequence[int], n_parts: int) -> list[int]:

@@ -78,17 +78,22 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 """A worker's own parameters, each with its common point."""
 
 
-def set_deltas(pairs: Pairs, inner: Optimizer) -> None:
+def set_deltas(pairs: Pairs, inner: Optimizer) -> list[Tensor]:
     """Set the worker's deltas as gradients of the common point.
 
     A delta counts as not finite, too, where the inner state is not: no later step would move the
     parameter as it should.
+
+    Returns:
+        The parameters whose inner state is not finite.
     """
-    broken = set(find_broken(inner, [param for param, _ in pairs]))
+    broken = find_broken(inner, [param for param, _ in pairs])
+    lost = set(broken)
     for param, common in pairs:
         common.grad = find_delta(param, common)
-        if param in broken:
+        if param in lost:
             common.grad.fill_(torch.nan)
+    return broken
 
 
 def forget_deltas(pairs: Pairs) -> None:

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
 from distlion.local.arguments import Schedule, find_common_device
 from distlion.local.around import undoing_groups
-from distlion.local.inner_state import reset_broken
+from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.late_vote import LateVote
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import (
@@ -239,8 +239,9 @@ class LocalVotes:
         """Vote on a part; return False if a crew's members changed before anybody voted."""
         turn = self._prepare()
         self._voting = self.pairs.of(turn)
+        broken: Sequence[Tensor] | None = None
         if self.period.since[turn] and not self._abstains:
-            set_deltas(self._voting, self._inner)
+            broken = set_deltas(self._voting, self._inner)
         before = self.common.known_step
         try:
             is_done = self.common.step() is not False
@@ -251,7 +252,7 @@ class LocalVotes:
             if self.common.known_step == before:  # all workers give the period up
                 self._begin_anew(self._voting)
             self._give_up_repaired()
-            self._reset_broken(self._voting)  # last, as a warning may be an error
+            self._reset_broken(self._voting, broken)  # last, as a warning may be an error
         return is_done
 
     def vote_on_all(self) -> None:
@@ -284,11 +285,16 @@ class LocalVotes:
         take_common(pairs)
         self.period.take(pairs)
 
-    def _reset_broken(self, pairs: Pairs) -> None:
-        """Begin with a fresh inner state where it is not finite, now that the votes are over."""
-        reset_broken(
-            self._inner, [param for param, _ in pairs], worker=self.common.session.ranks.rank
-        )
+    def _reset_broken(self, pairs: Pairs, broken: Sequence[Tensor] | None = None) -> None:
+        """Begin with a fresh inner state where it is not finite, now that the votes are over.
+
+        Args:
+            pairs: The parameters that voted.
+            broken: Those of them whose state was not finite before; None if nobody has looked.
+        """
+        if broken is None:
+            broken = find_broken(self._inner, [param for param, _ in pairs])
+        reset_broken(self._inner, broken, worker=self.common.session.ranks.rank)
 
     def begin_after_repair(self) -> None:
         """Begin anew if replicas were repaired outside of a vote; a result is taken before."""

@@ -37,7 +37,8 @@ def look_at_gradients(kernels: Kernels, segments: Sequence[Segment]) -> Tensor:
     grads = [segment.grad for segment in segments if segment.grad is not None]
     if not grads:
         return torch.zeros((2, 0), dtype=torch.int64, device="cpu")
-    return torch.stack([kernels.digests(grads), torch.stack([grad.any() for grad in grads])])
+    told = torch.stack([grad.count_nonzero() for grad in grads])
+    return torch.stack([kernels.digests(grads), told])
 
 
 def digest_gradients(segments: Sequence[Segment], seen: Tensor) -> int:

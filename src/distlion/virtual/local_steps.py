@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule, check_agreement
 from distlion.local.around import Inner, check_inner
-from distlion.local.inner_state import reset_broken
+from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.late_vote import LateVote
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import LocalPairs, copy_to_common, set_deltas, take_common
@@ -382,7 +382,8 @@ class VirtualLocalSteps:
     def _reset_broken(self, place: int, turn: int) -> None:
         """Begin with a fresh inner state where it is not finite."""
         worker = self._workers[place]
-        reset_broken(worker.inner, [param for param, _ in worker.pairs.of(turn)], worker=place)
+        broken = find_broken(worker.inner, [param for param, _ in worker.pairs.of(turn)])
+        reset_broken(worker.inner, broken, worker=place)
 
     def _cast(self, turn: int) -> None:
         """Vote on all workers' deltas of a part, without moving the workers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,11 +14,11 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Kernels, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
+from distlion.kernels.feedback import count_estimates
 from distlion.kernels.tally import VoteFormat
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 from distlion.votes.aggregation import Aggregation
-from distlion.votes.bucket_vote import BucketVote, WorkerState, make_worker_state
+from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.roster import Roster
 from distlion.votes.scaled import ScalingVote
 
@@ -96,8 +97,7 @@ class FeedbackVote(Aggregation):
     ) -> Tensor:
         """Write the bits of a first vote, with all estimates 0, without its scales."""
         scales = torch.empty(len(segments), self.n_scales, dtype=torch.float32, device=out.device)
-        nothing = [make_worker_state(self, segment.param)[_ESTIMATE] for segment in segments]
-        return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
+        return kernels.encode_rests(segments, None, coins.zero, out=out, scales=scales)
 
     def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
         """Write the reply to estimates after a vote.
@@ -105,22 +105,21 @@ class FeedbackVote(Aggregation):
         ``votes`` are 32 planes of float32 values: the estimates of all workers, or their sum in
         rank order as a single row.
         """
-        count_estimates(kernels, votes, coins.tie, out=out)
+        count_estimates(kernels.sum_directions, votes, coins.tie, out=out)
 
 
 class FeedbackBucket(ScalingVote):
-    """The vote on one bucket, with all workers' estimates where this rank counts, and a draft.
+    """The vote on one bucket, with all workers' estimates where this rank counts.
 
     A worker's own estimates are in the optimizer's state, which it passes in with every vote.
     """
 
     def __init__(self, rule: FeedbackVote, bucket: BucketLayout, roster: Roster) -> None:
         super().__init__(rule, bucket, roster)
-        # (estimate, its value after the vote) of each parameter.
-        self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
         # (workers, elements counted here) float32; None before the first vote is counted.
         self._everybody: Tensor | None = None
-        self._note_votes: Callable[[], None] | None = None
+        self._move_own: Callable[[], None] | None = None
+        self._move_counted: Callable[[], None] | None = None
 
     def _encode(
         self,
@@ -139,60 +138,37 @@ class FeedbackBucket(ScalingVote):
             segments, estimates, coins.zero, out=votes, scales=scales[: len(segments)]
         )
         present = [segment.grad is not None for segment in segments]
-        after = kernels.add_steps(estimates, slots, present, votes, scales)
-        self._drafted = list(zip(estimates, after, strict=True))
+        self._move_own = partial(kernels.add_steps, estimates, slots, present, votes, scales)
         return self._join_votes(votes, scales), finite
 
     def count(
         self, kernels: Kernels, votes: Tensor, present: Tensor, first_shard: int, coins: Coins
     ) -> Tensor:
-        bucket = self.bucket
         packed, scales = self._split_votes(votes)
-        n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
         if self._everybody is None:
+            n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
             self._everybody = torch.zeros(
                 len(votes), n_elements, dtype=torch.float32, device=votes.device
             )
-        estimates, total = (
-            self._everybody,
-            torch.zeros(1, n_elements, dtype=torch.float32, device=votes.device),
+        first_block = first_shard * self.bucket.shard_blocks
+        said, estimates = BlockVotes(packed, present, self.bucket, first_block), self._everybody
+        self._move_counted = partial(kernels.add_steps_of_all, estimates, said, scales)
+        return self._count_steps(
+            kernels,
+            said,
+            scales,
+            coins,
+            estimates=estimates,
+            n_votes=[self.roster.n_votes] * len(self.bucket.slots),
+            shards=range(first_shard, first_shard + self._count_shards(votes)),
         )
-        after = torch.empty_like(total)
-        said = BlockVotes(packed, present, bucket, first_shard * bucket.shard_blocks)
-        for worker in range(len(votes)):  # one at a time, since estimates change in note() only
-            own = slice(worker, worker + 1)
-            one = said._replace(packed=packed[own], present=present[own])
-            kernels.add_steps_of_all(estimates[own], one, scales[own], out=after)
-            weight = self.roster.weights[worker]
-            total += after if weight == 1 else after * weight
-
-        def note_votes() -> None:
-            kernels.add_steps_of_all(estimates, said, scales, out=estimates)
-
-        self._note_votes = note_votes
-        out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
-        anybody, summed = present.any(0, keepdim=True), as_votes(total, packed.shape[1])
-        self.rule.count(kernels, said._replace(packed=summed, present=anybody), coins, out=out)
-        if not self.shape.reply_scales_bytes:
-            return out.view(-1).view(torch.uint8)
-        n_votes = [self.roster.n_votes] * len(bucket.slots)
-        shards = range(first_shard, first_shard + self._count_shards(votes))
-        return self._join_reply(out, self._measure(total.view(-1), n_votes, shards))
 
     def note(self) -> None:
-        for estimate, after in self._drafted:
-            if after is not estimate:
-                estimate.copy_(after)
-        if self._note_votes is not None:
-            self._note_votes()
-        # Otherwise they would hold a copy of the estimates and all votes until the next step.
-        self._drafted, self._note_votes = (), None
+        for move in (self._move_own, self._move_counted):
+            if move is not None:
+                move()
+        # Otherwise they would hold all votes until the next step.
+        self._move_own = self._move_counted = None
 
     def hear(self, told: Tensor) -> None:
         self._everybody = told.contiguous().view(torch.float32).clone()
-
-
-def as_votes(estimates: Tensor, n_blocks: int) -> Tensor:
-    """View (workers, 512 blocks) float32 as packed, (workers, blocks, 32, 8) int64."""
-    words = estimates.view(-1).view(torch.int64)
-    return words.view(len(estimates), n_blocks, FLOAT_PLANES, BLOCK_WORDS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,12 +13,11 @@ from torch import Tensor
 from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Kernels, Segment
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.lots import read_directions
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
+from distlion.layout import BucketLayout
 from distlion.votes.bucket_vote import BucketVote, WorkerState
-from distlion.votes.feedback import FeedbackVote, as_votes
+from distlion.votes.feedback import FeedbackVote
 from distlion.votes.roster import Roster
-from distlion.votes.scaled import ScalingVote, make_zeros
+from distlion.votes.scaled import ScalingVote
 
 _RESIDUAL = "residual"
 
@@ -66,17 +66,15 @@ class ResidualVote(FeedbackVote):
     ) -> Tensor:
         """Write the bits of a first vote, with all residuals 0, without its scales."""
         scales = torch.empty(len(segments), self.n_scales, dtype=torch.float32, device=out.device)
-        nothing = make_zeros(segments, device=out.device)
-        return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
+        return kernels.encode_rests(segments, None, coins.zero, out=out, scales=scales)
 
 
 class _ResidualBucket(ScalingVote):
-    """The vote on one bucket, with a draft's residuals; others are in the optimizer's state."""
+    """The vote on one bucket, with the last vote; residuals are in the optimizer's state."""
 
     def __init__(self, rule: ResidualVote, bucket: BucketLayout, roster: Roster) -> None:
         super().__init__(rule, bucket, roster)
-        # (residual, its value after the vote) of each parameter.
-        self._drafted: Sequence[tuple[Tensor, Tensor]] = ()
+        self._move_residuals: Callable[[], None] | None = None
 
     def _encode(
         self,
@@ -87,48 +85,34 @@ class _ResidualBucket(ScalingVote):
         *,
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
-        residuals = [state[_RESIDUAL] for state in kept]
-        votes, slots = self._make_votes(device), self.bucket.slots
-        scales = torch.zeros(len(slots), self.rule.n_scales, dtype=torch.float32, device=device)
-        # The negative residual takes the place of an estimate h, as ops compute d - h.
-        excess = [-residual for residual in residuals]
-        finite = kernels.encode_rests(
-            segments, excess, coins.zero, out=votes, scales=scales[: len(segments)]
+        residuals, votes = [state[_RESIDUAL] for state in kept], self._make_votes(device)
+        scales = torch.zeros(
+            len(self.bucket.slots), self.rule.n_scales, dtype=torch.float32, device=device
         )
-        present = [segment.grad is not None for segment in segments]
-        after = kernels.add_steps(excess, slots, present, votes, scales)
-        del excess
-        directions = read_directions(kernels, segments, self.bucket, device=device)
-        # In place: each of these has the size of the parameters.
-        self._drafted = [
-            (residual, directions[index].view_as(residual).sub_(after[index]))
-            for index, residual in enumerate(residuals)
-            if present[index]
-        ]
+        found = scales[: len(segments)]
+        finite = kernels.encode_rests(
+            segments, residuals, coins.zero, out=votes, scales=found, are_residuals=True
+        )
+        encoded = (segments, residuals, votes, found, finite)
+        self._move_residuals = partial(kernels.move_residuals, *encoded)
         return self._join_votes(votes, scales), finite
 
     def count(
         self, kernels: Kernels, votes: Tensor, present: Tensor, first_shard: int, coins: Coins
     ) -> Tensor:
-        bucket = self.bucket
         packed, scales = self._split_votes(votes)
-        n_elements = packed.shape[1] * BLOCK_WORDS * WORD_ELEMENTS
-        nothing = torch.zeros(1, n_elements, dtype=torch.float32, device=votes.device)
-        total, step = torch.zeros_like(nothing), torch.empty_like(nothing)
-        said = BlockVotes(packed, present, bucket, first_shard * bucket.shard_blocks)
-        for worker, weight in enumerate(self.roster.weights):
-            own = slice(worker, worker + 1)
-            one = said._replace(packed=packed[own], present=present[own])
-            kernels.add_steps_of_all(nothing, one, scales[own], out=step)
-            total += step if weight == 1 else step * weight
-        out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
-        anybody, summed = present.any(0, keepdim=True), as_votes(total, packed.shape[1])
-        self.rule.count(kernels, said._replace(packed=summed, present=anybody), coins, out=out)
-        shards = range(first_shard, first_shard + self._count_shards(votes))
-        n_votes = self.count_present(present).tolist()
-        return self._join_reply(out, self._measure(total.view(-1), n_votes, shards))
+        return self._count_steps(
+            kernels,
+            BlockVotes(packed, present, self.bucket, first_shard * self.bucket.shard_blocks),
+            scales,
+            coins,
+            estimates=None,
+            n_votes=self.count_present(present).tolist(),
+            shards=range(first_shard, first_shard + self._count_shards(votes)),
+        )
 
     def note(self) -> None:
-        for residual, after in self._drafted:
-            residual.copy_(after)
-        self._drafted = ()
+        if self._move_residuals is not None:
+            self._move_residuals()
+        # It holds the gradients.
+        self._move_residuals = None

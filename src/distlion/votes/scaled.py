@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import FLOAT32_MAX, Kernels, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.feedback import tree_mean
 from distlion.kernels.tally import VoteFormat
 from distlion.layout import BLOCK_WORDS, FLOAT_BYTES, WORD_ELEMENTS, BucketLayout, Slot
 from distlion.votes.aggregation import Aggregation
@@ -41,9 +40,9 @@ class ScalingVote(BucketVote):
         if not self.shape.reply_scales_bytes:
             super().commit(kernels, segments, present, payload, rounding)
             return
-        self.apply(kernels, segments, present, payload, rounding)
-        kernels.update_momentum(segments, present)
+        # First, as a residual depends on the direction, and that on the momentum.
         self.note()
+        self._move(kernels.commit, segments, present, payload, rounding)
 
     def apply(
         self,
@@ -56,33 +55,25 @@ class ScalingVote(BucketVote):
         if not self.shape.reply_scales_bytes:
             super().apply(kernels, segments, present, payload, rounding)
             return
+        self._move(kernels.apply_reply, segments, present, payload, rounding)
+
+    def _move(
+        self,
+        op: Callable[..., None],
+        segments: Sequence[Segment],
+        present: Sequence[int],
+        payload: Tensor,
+        rounding: Coin | None,
+    ) -> None:
+        """Apply a reply by ``commit`` or ``apply_reply``, with the scale of each shard."""
         scales = self.read_scales(payload).tolist()
         pieces, voted = [], []
-        for shard in range(self.shape.n_shards):
-            for index, slot in self.cut(shard):
+        for shard, cuts in enumerate(self.bucket.cuts):
+            for index, slot in cuts:
                 pieces.append(_take_piece(segments[index], slot, scales[shard][index]))
                 voted.append(present[index])
         reply = self.read_reply(payload)
-        kernels.apply_reply(pieces, voted, reply, reply_format=self.reply_format, rounding=rounding)
-
-    def cut(self, shard: int) -> Iterator[tuple[int, Slot]]:
-        """Cut the parameters to one shard; yield the number of each one there, and its part."""
-        n_words = self.bucket.shard_blocks * BLOCK_WORDS
-        begin, end = shard * n_words, (shard + 1) * n_words
-        for index, slot in enumerate(self.bucket.slots):
-            first = max(begin, slot.bucket_word)
-            last = min(end, slot.bucket_word + slot.n_words)
-            if first < last:
-                skipped = first - slot.bucket_word
-                stop = min(slot.n_elements, (last - slot.bucket_word) * WORD_ELEMENTS)
-                yield (
-                    index,
-                    slot._replace(
-                        n_elements=stop - skipped * WORD_ELEMENTS,
-                        first_word=slot.first_word + skipped,
-                        bucket_word=first,
-                    ),
-                )
+        op(pieces, voted, reply, reply_format=self.reply_format, rounding=rounding)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         if not self.shape.reply_scales_bytes:
@@ -145,44 +136,61 @@ class ScalingVote(BucketVote):
         """Return the number of shards in votes, (workers, n_shards * vote_bytes)."""
         return votes.shape[1] // self.shape.vote_bytes
 
-    def _measure(self, total: Tensor, n_votes: Sequence[int], shards: range) -> Tensor:
-        """Return the step length in each shard, the mean size of the summed votes.
+    def _count_steps(
+        self,
+        kernels: Kernels,
+        votes: BlockVotes,
+        scales: Tensor,
+        coins: Coins,
+        *,
+        estimates: Tensor | None,
+        n_votes: Sequence[int],
+        shards: range,
+    ) -> Tensor:
+        """Count scaled votes; return the reply's bytes.
 
         Equation:
-            s = mean over the parameter's elements in the shard of |sum_i q_i| / n
+            s = mean over the parameter's elements in the shard of |T| / n, T as in ``count_steps``
 
         Args:
-            total: (512 blocks,) float32, the sum of all q of the shards that are counted here.
+            kernels: The arithmetic.
+            votes: As for the op.
+            scales: As for the op.
+            coins: The coins of this step.
+            estimates: As for the op.
             n_votes: n, for each parameter.
             shards: The shards that are counted here.
-
-        Returns:
-            (shards, n_params) float32 on the device of ``total``; 0 for a parameter outside a
-            shard.
         """
-        before = shards.start * self.bucket.shard_blocks * BLOCK_WORDS * WORD_ELEMENTS
-        scales = total.new_zeros(len(shards), len(self.bucket.slots))
-        for row, shard in enumerate(shards):
-            for index, slot in self.cut(shard):
-                start = slot.bucket_word * WORD_ELEMENTS - before
-                sizes = total[start : start + slot.n_elements].abs()
-                scales[row, index] = tree_mean(sizes, slot.n_elements * max(1, n_votes[index]))
+        packed, n_params = votes.packed, len(self.bucket.slots)
+        out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
+        sums = packed.new_empty(len(shards), n_params, dtype=torch.float64)
+        weights = self.roster.weights
+        kernels.count_steps(
+            votes, scales, coins.tie, weights=weights, estimates=estimates, out=out, sums=sums
+        )
+        if not self.shape.reply_scales_bytes:
+            return out.view(-1).view(torch.uint8)
+        counts = [[1] * n_params for _ in shards]
+        for row, shard in zip(counts, shards, strict=True):
+            for index, slot in self.bucket.cuts[shard]:
+                row[index] = slot.n_elements * max(1, n_votes[index])
+        divisors = torch.tensor(counts, dtype=torch.float64, device="cpu")
+        means = (sums / divisors.view_as(sums).to(sums.device, non_blocking=True)).float()
         # Sums of finite numbers may exceed the range of a float.
-        return torch.nan_to_num_(scales, nan=FLOAT32_MAX, posinf=FLOAT32_MAX)
+        torch.nan_to_num_(means, nan=FLOAT32_MAX, posinf=FLOAT32_MAX)
+        return self._join_reply(out, means)
 
 
 def _take_piece(segment: Segment, slot: Slot, scale: float) -> Segment:
-    """Return a part of a segment with a scaled rate; momenta move elsewhere."""
-    start = (slot.first_word - segment.slot.first_word) * WORD_ELEMENTS
-    here = slice(start, start + slot.n_elements)
-    coefficients = segment.coefficients
-    return segment._replace(
-        slot=slot,
-        param=segment.param.view(-1)[here],
-        grad=None,
-        exp_avg=segment.exp_avg.view(-1)[here],
-        coefficients=coefficients._replace(lr=coefficients.lr * scale),
-    )
+    """Return a part of a segment, or all of it, with a scaled rate."""
+    whole, param, grad, exp_avg, coefficients = segment
+    coefficients = coefficients._replace(lr=coefficients.lr * scale)
+    if slot.n_elements < whole.n_elements:
+        start = (slot.first_word - whole.first_word) * WORD_ELEMENTS
+        here = slice(start, start + slot.n_elements)
+        param, exp_avg = param.view(-1)[here], exp_avg.view(-1)[here]
+        grad = None if grad is None else grad.view(-1)[here]
+    return Segment(slot, param, grad, exp_avg, coefficients)
 
 
 @dataclass(frozen=True)
@@ -246,8 +254,7 @@ class ScaledVote(Aggregation):
         scales: Tensor,
     ) -> Tensor:
         """Write the bits and the scales of a vote; arguments and flags as ``encode_rests``."""
-        nothing = make_zeros(segments, device=out.device)
-        return kernels.encode_rests(segments, nothing, coins.zero, out=out, scales=scales)
+        return kernels.encode_rests(segments, None, coins.zero, out=out, scales=scales)
 
     def count(self, kernels: Kernels, votes: BlockVotes, coins: Coins, *, out: Tensor) -> None:
         kernels.count_signs(votes, coins.tie, out=out)
@@ -302,10 +309,3 @@ def mean_scales(scales: Tensor, present: Tensor) -> Tensor:
     for row, is_present in zip(scales.double(), here, strict=True):
         total += row * is_present
     return (total / here.sum(0).clamp(min=1)).float()
-
-
-def make_zeros(segments: Sequence[Segment], *, device: torch.device) -> list[Tensor]:
-    """Return zeros for each segment, to be read only: all of them share one memory."""
-    sizes = [segment.slot.n_elements for segment in segments]
-    zeros = torch.zeros(max(sizes, default=0), dtype=torch.float32, device=device)
-    return [zeros[:size] for size in sizes]

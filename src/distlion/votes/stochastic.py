@@ -9,7 +9,6 @@ from torch import Tensor
 
 from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Kernels, Segment
-from distlion.kernels.lots import encode_lots
 from distlion.votes.scaled import ScaledVote
 
 
@@ -38,4 +37,4 @@ class StochasticVote(ScaledVote):
         out: Tensor,
         scales: Tensor,
     ) -> Tensor:
-        return encode_lots(kernels, segments, coins.lot, out=out, scales=scales)
+        return kernels.encode_lots(segments, coins.lot, out=out, scales=scales)

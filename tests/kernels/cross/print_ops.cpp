@@ -104,24 +104,54 @@ void print_encodings(const Loops& loops, const Segment& segment, int number) {
     }
 }
 
+void print_sum(const Loops& loops, const ScaledBits& said, const float* estimates, int number) {
+    const Summand summands[] = {{estimates, said, 1.0f}, {nullptr, said, 3.0f}};
+    double total = 0;
+    const Sum sum{summands, 2, kElements, kFirstWord, 77, 5, true, &total};
+    Words out(kBlocks * kBlockWords);
+    count_sums(loops, &sum, 1, {9, true}, out.data(), kBlocks, 1);
+    std::uint64_t bits;
+    std::memcpy(&bits, &total, sizeof bits);
+    std::printf("sum %d %zu: %016llx %016llx\n", number, said.n_planes, hash(out),
+                static_cast<unsigned long long>(bits));
+}
+
 void print_feedback(const Loops& loops, Segment segment, Draws& draws, int number) {
     const Bytes estimates = draws.numbers(DType::float32);
-    segment.estimate = reinterpret_cast<const float*>(estimates.data());
     for (const std::size_t planes : {1, 2}) {
-        Words out(kBlocks * kBlockWords * planes);
-        const Encoding encoding{.vote = Vote::rests, .out = out.data(), .n_planes = planes, .zero = {5, false}};
-        bool is_finite;
-        float scales[2] = {0, 0};
-        encode_rests(loops, &segment, 1, encoding, kBlocks, 1, &is_finite, scales);
-        std::uint32_t bits[2];
-        std::memcpy(bits, scales, sizeof bits);
-        Bytes after(estimates.size());
-        const Step step{segment.estimate, reinterpret_cast<float*>(after.data()), kElements, out.data(),
-                        kFirstWord, planes, {scales[0], scales[planes - 1]}};
-        add_steps(loops, &step, 1, 1);
-        std::printf("rests %d %zu: %d %016llx %08x %08x %016llx\n", number, planes, is_finite, hash(out),
-                    bits[0], bits[1], hash(after));
+        for (const bool are_residuals : {false, true}) {
+            Bytes after = estimates;
+            segment.estimate = reinterpret_cast<float*>(after.data());
+            Words out(kBlocks * kBlockWords * planes);
+            const Encoding encoding{.vote = Vote::rests, .out = out.data(), .n_planes = planes,
+                                    .zero = {5, false}, .are_residuals = are_residuals};
+            bool is_finite;
+            float scales[2] = {0, 0};
+            encode_rests(loops, &segment, 1, encoding, kBlocks, 1, &is_finite, scales);
+            const ScaledBits said{out.data(), planes, {scales[0], scales[planes - 1]}};
+            Bytes padded = after;
+            padded.resize(sizeof(float) * kWordElements * segment.n_words());
+            print_sum(loops, said, reinterpret_cast<const float*>(padded.data()), number);
+            if (are_residuals) {
+                move_residuals(loops, &segment, 1, &said, &is_finite, 1);
+            } else {
+                const Step step{segment.estimate, kElements, said, kFirstWord};
+                add_steps(loops, &step, 1, 1);
+            }
+            std::uint32_t bits[2];
+            std::memcpy(bits, scales, sizeof bits);
+            std::printf("rests %d %zu %d: %d %016llx %08x %08x %016llx\n", number, planes, are_residuals,
+                        is_finite, hash(out), bits[0], bits[1], hash(after));
+        }
     }
+    Words out(kBlocks * kBlockWords);
+    const Encoding encoding{.vote = Vote::lots, .out = out.data(), .n_planes = 1, .zero = {5, false}};
+    bool is_finite;
+    float scale = 0;
+    encode_lots(loops, &segment, 1, encoding, kBlocks, nullptr, -1.0f, 1, &is_finite, &scale);
+    std::uint32_t bits;
+    std::memcpy(&bits, &scale, sizeof bits);
+    std::printf("lots %d: %d %016llx %08x\n", number, is_finite, hash(out), bits);
 }
 
 void print_commits(const Loops& loops, Segment segment, const Bytes& param, const Bytes& exp_avg,

@@ -45,12 +45,14 @@ OWN, NO_REPLY = committing.OWN.value, committing.NO_REPLY.value
 
 
 class TritonKernels(PlainFeedback):
-    """The ops, on the device of the tensors given; votes with error feedback by plain torch there.
+    """The ops, on the device of the tensors given; votes with scales by plain torch there.
 
     Raises:
         InvalidArgumentError: From an op: a tensor has another dtype, size or device than the
             contract says, or one of a segment or ``out`` is not contiguous.
     """
+
+    add_outer_momentum = staticmethod(reference.add_outer_momentum)
 
     def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
         return _Gathered(segments, read_segments(segments))
