@@ -6,6 +6,7 @@
     python benchmarks/local_steps seconds --images cifar-10-batches-py --books FOLDER
     python benchmarks/local_steps inner-seconds --books FOLDER
     python benchmarks/local_steps inners            # the page on inner optimizers
+    python benchmarks/local_steps late              # the page on later outcomes and parts
     python benchmarks/local_steps whole --books FOLDER --methods global-adamw local-8-scaled-plain
 
 ``run`` goes on where it was stopped, and any number of processes share the work: a run whose record
@@ -31,6 +32,7 @@ from contest import ALWAYS, LINKS, is_run
 from curves import Data, make
 from inner_page import write_inner_report
 from inner_seconds import time_inners
+from late import write_late_report
 from page import write_report
 from runs import RunConfig
 from timing import time_all, train_whole
@@ -68,6 +70,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.command == "inners":
         print(write_inner_report(records, args.results))
         return 0
+    if args.command == "late":
+        print(write_late_report(records, args.results))
+        return 0
     require_evidence()
     data = Data(args.images, args.books)
     if args.command == "run":
@@ -89,6 +94,7 @@ def _make_parser() -> argparse.ArgumentParser:
     commands.add_parser("report", help="write tables and pictures from the records")
     commands.add_parser("open", help="count the runs that could be made now")
     commands.add_parser("inners", help="write the page on inner optimizers from the records")
+    commands.add_parser("late", help="write the page on later outcomes and parts that take turns")
     run = commands.add_parser("run", help="tune and train with virtual workers")
     names = [part.name for part in PARTS]
     run.add_argument("--parts", nargs="+", choices=names, default=names)

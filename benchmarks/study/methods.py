@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from feedback import FeedbackVote
 from inner_kinds import build_over, find_head, split_inner
+from late_kinds import build_late
 from masked import MaskedVote
 from scaled_votes import build_scaled
 from schedule import DECAY_PER_STEP, Run
@@ -83,7 +84,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``orthogonal-fan-in`` is an orthogonalized vote with rates by fan-in.
     ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
     coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-over-muon`` and
-    ``-over-grouped-lion`` behind a method with local steps replace their AdamW. ``-decay-025`` or
+    ``-over-grouped-lion`` behind a method with local steps replace their AdamW; ``-parts-4`` and
+    ``-late-7`` behind ``local-8-scaled-plain`` are arguments of ``LocalSteps``. ``-decay-025`` or
     ``-decay-4`` at the end multiplies the weight decay.
 
     Raises:
@@ -120,6 +122,8 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     )
     if split_inner(name)[1]:
         return build_over(name, model, entry)
+    if late := build_late(name, entry):
+        return late
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
