@@ -68,7 +68,7 @@ ALL = (Variant(), *VARIANTS)
 
 
 def list_late_runs(find: Find) -> list[RunConfig]:
-    """Return the runs that are open, by seed: at the rate of the plain ones, whose runs are there."""
+    """Return the runs that are open, by seed, at the rate of the plain runs."""
     cell = make_cell("text", PLAIN)
     rate = choose_rate(cell, find).rate
     if rate is None:

@@ -122,8 +122,6 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     )
     if split_inner(name)[1]:
         return build_over(name, model, entry)
-    if late := build_late(name, entry):
-        return late
     if name.startswith(_LIBRARY):
         return find_method(name.removeprefix(_LIBRARY)).enter(entry)
     base, betas = split_betas(name)
@@ -144,7 +142,7 @@ def _enter(name: str, entry: MethodRun) -> Method:
     """Build a vote weighed by agreement, a vote on scaled deltas, or what comparisons know."""
     if name in list(Weighing):
         return WeighedVotes(entry, Weighing(name))
-    return build_scaled(name, entry) or find_method(name).enter(entry)
+    return build_scaled(name, entry) or build_late(name, entry) or find_method(name).enter(entry)
 
 
 def split_decay(name: str) -> tuple[str, float]:

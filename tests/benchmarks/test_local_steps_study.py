@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from distlion_lab.training.methods import find_method
+from distlion_lab.training.workers import MethodRun
 from local_study import Archive, best_at, imported_study, with_all
 
 pytest.importorskip("matplotlib")
@@ -67,6 +69,7 @@ def test_text_comes_first_and_then_images_at_the_first_h(study: Any) -> None:
         *("images-tuning", "images-8", "images-8-long"),
         *("text-periods", "text-periods-long", "images-periods", "images-periods-long"),
         *("inner-tuning", "inner-8", "inner-32", "inner-8-long", "inner-32-long"),
+        "late",
     ]
 
 
@@ -339,3 +342,34 @@ def test_the_report_shows_seconds_on_a_core_where_they_were_measured(
     text = study.page.write_report(records, tmp_path).read_text()
     assert "| exchange: sparse | 0.4 (0.4 - 0.4); 0.2 |" in text
     assert "| exchange: signs | 0.5 (0.5 - 0.5) |" in text
+
+
+def test_a_delay_hides_an_exchange_behind_local_steps(study: Any) -> None:
+    late = importlib.import_module("late")
+    seconds = {
+        variant: late.Variant(*variant).seconds_of(80, compute_s=0.05, exchange_s=0.4)
+        for variant in ((1, 0), (1, 4), (1, 7), (4, 0), (4, 1))
+    }
+    assert seconds == pytest.approx({(1, 0): 10, (1, 4): 8, (1, 7): 6.5, (4, 0): 16, (4, 1): 14})
+    assert late.Variant(4, 1).method == "local-8-scaled-plain-parts-4-late-1"
+
+
+def test_a_late_variant_trains_by_the_argument_that_its_name_says(study: Any) -> None:
+    model = torch.nn.Linear(4, 3)
+    kinds = importlib.import_module("late_kinds")
+    entry = MethodRun(
+        params=list(model.named_parameters()),
+        lr=1e-3,
+        weight_decay=0.0,
+        workers=2,
+        steps=16,
+        seed=1,
+    )
+    for name, schedule in {
+        "local-8-scaled-plain-late-7": (8, 7, 1),
+        "local-8-scaled-plain-parts-2": (8, 0, 2),
+        "local-8-scaled-plain-parts-2-late-1": (8, 1, 2),
+    }.items():
+        built = kinds.build_late(name, entry)._cluster._schedule
+        assert (built.every, built.delay, built.parts) == schedule
+    assert kinds.build_late("local-8-scaled-plain", entry) is None
