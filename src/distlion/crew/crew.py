@@ -195,8 +195,9 @@ class Crew:
         Args:
             params: As for ``DistributedLion``.
             *args: As for ``DistributedLion``.
-            carry: By name, objects whose state a newcomer takes from the most advanced worker, such
-                as a learning-rate scheduler; all workers give the same names.
+            carry: By name, objects whose state a newcomer takes from the most advanced worker, and
+                that exist before the optimizer, such as a sampler; all workers give the same names.
+                A scheduler is passed to ``carry()`` once it is made.
             buffers: Tensors that a newcomer takes from it too, such as ``model.buffers()``.
             **options: As for ``DistributedLion``, except ``process_group``, ``nodes`` and
                 ``momentum_sync``.

@@ -274,9 +274,9 @@ class OuterStage(Stage):
         self._voted_alone = ()
 
     def amend(self, inputs: StepInputs) -> StepInputs:
-        """Count coins by the votes on the part, and report this worker's problem.
+        """Give coins the number of votes on this part, so that successive ones cancel out.
 
-        Coins of successive votes on an element then cancel out.
+        If this worker cannot vote, its header tells the others.
         """
         self.has_entered.set()
         number = inputs.header.step // self._n_parts

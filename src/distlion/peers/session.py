@@ -221,6 +221,12 @@ class Session:
         if self.ranks.is_alone:
             return
         if self.settings.overlap:
+            for stage in self.stages:
+                if stage.needs_all:
+                    raise InvalidArgumentError(
+                        f"{type(stage).__name__} changes gradients before the first vote, and "
+                        "overlap=True sends votes while gradients arrive. Expected one of them"
+                    )
             self.overlap = self.overlap or Overlap(begin=begin, lifecycle=self.lifecycle)
             self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
 

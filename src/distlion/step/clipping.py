@@ -112,8 +112,6 @@ class Clipping(Stage):
         most_blocks: Blocks of gradient on the rank of the node that has most.
     """
 
-    needs_all = True
-
     def __init__(
         self,
         clip: ClipNorm,

@@ -56,17 +56,24 @@ class Stage:
     A step calls ``amend`` before anything is sent, ``before`` before the first vote is encoded,
     ``exchange`` once the votes have succeeded, ``commit`` with the commit of parameters, ``warn``
     after it, and ``end`` last, also after an error. Every rank has the same stages in the same
-    order. ``place``, ``lay_out``, ``begin``, ``move_alone`` and the lines are for stages that an
-    optimizer was made with, see ``VotingBase.with_stages``; virtual workers call these, ``commit``
-    and ``end`` only.
+    order.
+
+    Only stages that are passed to ``VotingBase.with_stages`` get ``place``, ``lay_out``, ``begin``,
+    ``move_alone``, ``list_lines`` and ``list_passing``. ``VirtualCluster`` runs no other stages,
+    and calls these methods, ``commit`` and ``end`` only. A single worker has neither ``before`` nor
+    ``exchange``, so an option that changes its step needs a branch in ``step/alone.py`` too.
 
     Attributes:
-        needs_all: Whether ``before`` needs the gradients of all buckets.
+        needs_all: Whether it has a ``before``, so that no vote may leave during backward.
         takes_scales: Whether rules may vote on a step length, as on deltas.
     """
 
     needs_all: ClassVar[bool] = False
     takes_scales: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.needs_all = cls.before is not Stage.before
 
     def list_lines(self) -> list[str]:
         """List settings, one a line, that must be equal on all ranks."""
