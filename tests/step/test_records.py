@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -124,3 +126,9 @@ def test_a_crew_waits_less_for_silent_members_unless_told() -> None:
 def test_groups_are_kept_for_the_longest_wait() -> None:
     assert (Timeouts(3, 5, 4).connect_s, Timeouts(3, 5, 4).group_s) == (5, 5)
     assert (Timeouts(9, 5, 40).connect_s, Timeouts(9, 5, 40).group_s) == (9, 40)
+
+
+def test_settings_default_to_what_the_optimizer_does() -> None:
+    parameters = inspect.signature(distlion.DistributedLion).parameters
+    for field in fields(Settings):
+        assert parameters[field.name].default == field.default, field.name

@@ -26,19 +26,19 @@ DEFAULT_BUCKET_ELEMENTS = 64 * 1024 * 1024
 class Settings:
     """Arguments of ``DistributedLion``, which documents them; validated at construction."""
 
-    exchange: Exchange | Literal["auto"]
-    nodes: Nodes | None
-    momentum_sync: MomentumSync | None
-    overlap: bool | Literal["auto"]
-    nonfinite: Literal["raise", "skip", "abstain"]
-    clip_norm: ClipNorm | None
-    bucket_elements: int | None
-    replicas: Replicas
-    agreement: Agreement
-    precision: Precision
-    timeouts: Timeouts
-    seed: int
-    weight: int
+    exchange: Exchange | Literal["auto"] = "auto"
+    nodes: Nodes | None = None
+    momentum_sync: MomentumSync | None = None
+    overlap: bool | Literal["auto"] = False
+    nonfinite: Literal["raise", "skip", "abstain"] = "raise"
+    clip_norm: ClipNorm | None = None
+    bucket_elements: int | None = None
+    replicas: Replicas = Replicas()
+    agreement: Agreement = Agreement()
+    precision: Precision = Precision()
+    timeouts: Timeouts = Timeouts()
+    seed: int = 0
+    weight: int = 1
 
     def __post_init__(self) -> None:
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):

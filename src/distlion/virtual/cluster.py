@@ -30,7 +30,6 @@ from distlion.step.param import take_gradients
 from distlion.step.precision import Precision
 from distlion.step.replicas import Replicas
 from distlion.step.settings import Settings
-from distlion.step.timeouts import Timeouts
 from distlion.step.traffic import Traffic
 from distlion.virtual.accounting import Accounting
 from distlion.virtual.bucket import VirtualBucket
@@ -111,18 +110,14 @@ class VirtualCluster(VotingBase):
         self._examiner: Examiner | None = None
         self._settings = Settings(
             exchange=AllReduce() if exchange is None else _check_pattern(exchange),
-            nodes=None,
             momentum_sync=momentum_sync,
-            overlap=False,
             nonfinite=nonfinite,
             clip_norm=clip_norm,
             bucket_elements=bucket_elements,
             replicas=Replicas(check_every=None),
             agreement=agreement,
             precision=precision,
-            timeouts=Timeouts(),
             seed=seed,
-            weight=1,
         )
         self._roster = make_roster(workers, weights, self._settings)
         super().__init__(
