@@ -31,7 +31,13 @@ class _Rows(Mapping[Tensor, Mapping[str, Any]]):
         self._state, self._worker = state, worker
 
     def __getitem__(self, param: Tensor) -> dict[str, Any]:
-        return {key: rows[self._worker] for key, rows in self._state[param].items()}
+        # What is not of this form is returned whole, and then refused by its own shape.
+        return {
+            key: rows[self._worker]
+            if isinstance(rows, Tensor) and rows.dim() == param.dim() + 1
+            else rows
+            for key, rows in self._state[param].items()
+        }
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._state)
