@@ -167,7 +167,9 @@ def say(
     assert torch.equal(bits.view(-1), votes.view(-1).view(torch.uint8))
     assert not any(kept_of.any() for state in kept for kept_of in state.values())
     vote.note()
-    return vote.tell(kept).view(torch.int64).view(bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
+    return (
+        vote.export_state(kept).view(torch.int64).view(bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
+    )
 
 
 def count(

@@ -108,8 +108,10 @@ def check_what_is_kept(rule: Aggregation) -> None:
 
     votes = torch.stack([run.encode(n, run.kept[n]) for n in range(N_WORKERS)])
     later = run.start()
-    told = torch.stack([run.workers[n].tell(run.kept[n]).view(-1) for n in range(N_WORKERS)])
-    later.hear(told)
+    told = torch.stack(
+        [run.workers[n].export_state(run.kept[n]).view(-1) for n in range(N_WORKERS)]
+    )
+    later.import_states(told)
     assert torch.equal(run.count(later, votes, 0), run.count(run.counter, votes, 0))
 
     nothing = [make_worker_state(rule, segment.param) for segment in run.list_segments(0)]

@@ -103,7 +103,7 @@ def die_between_backwards(rank: int, world_size: int) -> tuple[int, int]:
         overlap=True, bucket_elements=64, timeouts=distlion.Timeouts(step_s=3, busy_s=20)
     )
     set_grads(optimizer, 0, rank)
-    with pytest.raises(RuntimeError), optimizer._session.lifecycle.exchange("something"):
+    with pytest.raises(RuntimeError), optimizer._session.lifecycle.collective("something"):
         raise RuntimeError
     overlap = optimizer._session.overlap
     assert overlap is not None

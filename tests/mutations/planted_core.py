@@ -52,8 +52,8 @@ CORE = (
     Mutation(
         "core: virtual workers' counter has heard nothing",
         "virtual/bucket.py",
-        "self.vote.hear(torch.stack(told).to(device))",
-        "self.vote.hear(0 * torch.stack(told).to(device))",
+        "self.vote.import_states(torch.stack(told).to(device))",
+        "self.vote.import_states(0 * torch.stack(told).to(device))",
         ("checkpoint/test_resume_virtual.py",),
     ),
     Mutation(

@@ -86,7 +86,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who counts hears nothing of what votes have said",
         "crew/optimizer.py",
-        "        session.routing.tell_counters(step=step)\n",
+        "        session.routing.send_rule_state(step=step)\n",
         "",
         CREWS,
     ),

@@ -24,7 +24,7 @@ PROTOCOL = (
     Mutation(
         "a worker that cannot connect ends before the others agree on the dead rank",
         "wire/watch.py",
-        '            found = self.settle("silent")\n',
+        '            found = self.agree_on_failure("silent")\n',
         '            found = Finding("silent", (1,))\n',
         ("simulation/test_found.py",),
     ),

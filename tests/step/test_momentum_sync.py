@@ -94,7 +94,7 @@ def test_averaging_leaves_the_mean_and_takes_the_differences(
     joined = [rows.join([momentum]) for momentum in momenta]
     votes = torch.stack([rows.encode(row).view(-1) for row in joined])
     reply = rows.reduce(votes, torch.ones(n_workers, 1, dtype=torch.bool), 0).view(n_workers, -1)
-    settled = torch.stack([rows.settle(row, reply)[0][1] for row in joined])
+    settled = torch.stack([rows.read_means(row, reply)[0][1] for row in joined])
 
     assert votes.shape[1] == n_workers * rows.shape.vote_bytes
     assert reply.shape[1] == rows.shape.reply_bytes

@@ -28,8 +28,8 @@ def test_every_owner_is_told_of_its_own_shard() -> None:
         {"first": torch.arange(1.0, n + 1), "second": -torch.arange(1.0, n + 1)}
         for n in (slot.n_elements for slot in bucket.slots)
     ]
-    told = vote.tell(kept)
-    assert told.shape == (N_SHARDS, vote.told_shape.vote_bytes)
+    told = vote.export_state(kept)
+    assert told.shape == (N_SHARDS, vote.state_shape.vote_bytes)
     values = told.view(torch.float32).view(N_SHARDS, 2, -1)
     assert torch.equal(values[:, 0], -values[:, 1])
     whole = values[:, 0].reshape(-1)

@@ -19,7 +19,7 @@ def rehearse_step(optimizer: DistributedLion) -> None:
         StepError: As ``step()``, except for values that are not finite, as results are dropped.
     """
     session = optimizer._session
-    with session.lifecycle.exchange("rehearse_step()", votes=True):
+    with session.lifecycle.collective("rehearse_step()", votes=True):
         inputs, buckets = optimizer._cast_votes()
         session.meter.count_step(session.n_elements)
         verdict = judge(buckets)  # a worker that is alone casts none

@@ -392,7 +392,7 @@ class CrewLion(DistributedLion):
         try:
             if epoch.is_behind:
                 self._take_given(given)
-            with self._session.lifecycle.exchange("forming an epoch"):
+            with self._session.lifecycle.collective("forming an epoch"):
                 taken = self._take_part(epoch)
         except BaseException:
             for group, values in zip(self.param_groups, kept, strict=True):
@@ -429,7 +429,7 @@ class CrewLion(DistributedLion):
         session.join(lines, trained, everything, step=step, alike=epoch.most_advanced)
         self._fire_forming("broadcast")
         self._lay_out()
-        session.routing.tell_counters(step=step)
+        session.routing.send_rule_state(step=step)
         taken = list(zip(own, new, strict=True)) if epoch.takes_parameters else []
         if epoch.has_laggards:
             taken += self._fetch_buffers(epoch)

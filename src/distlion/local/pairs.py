@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from distlion.errors import UnsupportedTypeError
 from distlion.local.arguments import check_common_device
 from distlion.local.inner_state import find_broken
-from distlion.optim.arguments import check_params, label_params, list_group, settle_names
+from distlion.optim.arguments import check_params, label_params, list_group, resolve_names
 from distlion.step.param import is_dtensor
 
 
@@ -68,7 +68,7 @@ class LocalPairs:
         """Add a group to the inner optimizer, and make its common point, as ``place`` does."""
         group, known = list_group(param_group), label_params(inner.param_groups)
         has_names = any("param_names" in each for each in inner.param_groups)
-        labels, added = settle_names(dict(group), len(inner.param_groups), has_names=has_names)
+        labels, added = resolve_names(dict(group), len(inner.param_groups), has_names=has_names)
         placed = self.place(labels, added, known=known)
         inner.add_param_group(group)
         return placed

@@ -92,7 +92,7 @@ def split_names(group: Mapping[str, Any]) -> tuple[list[str | None], list[Any]]:
     return names, params
 
 
-def settle_names(
+def resolve_names(
     group: dict[str, Any], number: int, *, has_names: bool
 ) -> tuple[list[str], list[Any]]:
     """Split the pairs of a group into the names that errors use and the parameters.

@@ -27,7 +27,7 @@ from distlion.optim.arguments import (
     label_params,
     list_group,
     list_params,
-    settle_names,
+    resolve_names,
 )
 from distlion.optim.saved_groups import WORKER_KEY
 from distlion.optim.saved_state import (
@@ -96,7 +96,7 @@ class LionBase(Optimizer):
         """Add parameters, checked as in the constructor; absent settings take the defaults."""
         group = list_group(param_group)
         self._check_group({**self.defaults, **group})
-        labels, params = settle_names(group, len(self.param_groups), has_names=self._has_names)
+        labels, params = resolve_names(group, len(self.param_groups), has_names=self._has_names)
         check_params(params, labels, known=self._param_names())
         names = dict(zip(params, labels, strict=True))
         self._check_matrices({**self.defaults, **group, "params": params}, names)

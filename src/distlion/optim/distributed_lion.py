@@ -174,7 +174,7 @@ class DistributedLion(VotingBase):
         return {"pieces": pieces, "worker": name_worker(self._session)}
 
     def _meet_all(self) -> None:
-        with self._session.lifecycle.exchange("construction"):
+        with self._session.lifecycle.collective("construction"):
             trained = self._list_trainable()
             lines = self._take_fingerprint(trained).list_lines(self.param_groups)
             self._session.join(lines, trained, self._param_names(), step=self.committed_step)
@@ -215,7 +215,7 @@ class DistributedLion(VotingBase):
             session.check_scaler(self.param_groups, getattr(self, "grad_scale", None))
         if faults.armed:
             self._fire("before_step", self._known_step)
-        with session.lifecycle.exchange(f"step {self._known_step}", votes=True):
+        with session.lifecycle.collective(f"step {self._known_step}", votes=True):
             try:
                 is_committed = self._vote_and_commit()
             finally:  # not before: with overlap, buckets of a step that is refused have left
@@ -233,7 +233,7 @@ class DistributedLion(VotingBase):
         session, (inputs, buckets) = self._session, self._cast_votes()
         step, verdict = inputs.header.step, judge(buckets)
         if session.sharding is not None:
-            verdict = session.meetings.settle(verdict, inputs.header)
+            verdict = session.meetings.share_verdict(verdict, inputs.header)
         if session.stages and verdict.status is Status.OK:
             verdict = run_exchanges(session.stages, buckets, inputs.header)
         session.meter.count_step(session.n_elements)
@@ -393,7 +393,7 @@ class DistributedLion(VotingBase):
         group, before = list_group(param_group), list(self.param_groups)
         session.check_idle("add_param_group()", name_tensors([group]))
         super().add_param_group(group)
-        with session.lifecycle.exchange("add_param_group()"):
+        with session.lifecycle.collective("add_param_group()"):
             try:
                 lines = self._take_fingerprint(self._list_trainable()).list_lines(self.param_groups)
                 session.meet_to_add(before, lines, step=step)
@@ -432,7 +432,7 @@ class DistributedLion(VotingBase):
         """
         session, step = self._session, self._find_step()
         session.check_idle("load_state_dict()")
-        with session.lifecycle.exchange("load_state_dict()"):
+        with session.lifecycle.collective("load_state_dict()"):
             filled, problem = parse_or_note(lambda: self._parse_state(state_dict))
             session.meetings.agree("load_state_dict()", problem, step=step)
             session.meet_to_load(filled["param_groups"], self._describe_cuts(filled), step=step)

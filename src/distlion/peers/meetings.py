@@ -115,7 +115,7 @@ class Meetings:
         error.is_recoverable = True
         raise error from problem
 
-    def settle(self, verdict: Verdict, header: Header) -> Verdict:
+    def share_verdict(self, verdict: Verdict, header: Header) -> Verdict:
         """Share a verdict among the ranks that hold this worker's shards.
 
         A step is one transaction over all shards: an error on one of them prevents the commit of

@@ -106,7 +106,7 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
     @contextmanager
     def meeting(call: str) -> Iterator[None]:
         session.check_idle(call)
-        with session.lifecycle.exchange(call):
+        with session.lifecycle.collective(call):
             yield
 
     def open_channel(in_background: bool) -> Gather:

@@ -152,7 +152,7 @@ class ReplicatedParams:
             )
         # Counters' state may have caused the difference. With shards, some ranks repaired none.
         if was_repaired and not self._is_sharded:
-            self._routing.tell_counters(step=step)
+            self._routing.send_rule_state(step=step)
         self.are_compared = True
         self.were_repaired |= was_repaired
         return link.counted.sent_bytes

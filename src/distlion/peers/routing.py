@@ -113,9 +113,9 @@ class Routing:
                 limit_s = self._ranks.connect_timeout_s or self._settings.timeouts.connect_s
                 self.between.connect(peer, timeout_s=limit_s)
         if not is_first:  # at construction there is no state yet
-            self.tell_counters(step=step)
+            self.send_rule_state(step=step)
 
-    def tell_counters(self, *, step: int) -> None:
+    def send_rule_state(self, *, step: int) -> None:
         """Send the rules' state of workers to the ranks that count; every rank must call it.
 
         Bytes are counted separately. At 32 bits per element this takes as long as many steps, so it
@@ -133,7 +133,7 @@ class Routing:
             self._connections.link_voters(timeout_s),
             self._connections.link_worker(timeout_s),
         )
-        told = (bucket.tell_counters(link, header) for bucket in self.buckets)
+        told = (bucket.send_rule_state(link, header) for bucket in self.buckets)
         replies = run_all(exchanging for exchanging in told if exchanging is not None)
         self._meter.count_rule_state(link.counted.sent_bytes)
         verdict = worst_of([Verdict(Status.OK), *(reply.verdict for reply in replies)])

@@ -244,7 +244,7 @@ class Session:
             CheckpointError: Some rank has a problem, or a different line.
         """
         self.check_idle(call)
-        with self.lifecycle.exchange(call):
+        with self.lifecycle.collective(call):
             self.meetings.agree(call, problem, step=step, said=said)
 
     def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
@@ -301,7 +301,7 @@ class Session:
         self.check_idle(call)
         if not self.ranks.is_alone:
             lines = self.fingerprint.list_lines(groups)
-            with self.lifecycle.exchange(call):
+            with self.lifecycle.collective(call):
                 self.meetings.meet(call, lines, step=step)
                 self.compare_replicas(step=step)
 
@@ -351,9 +351,9 @@ class Session:
         if self.lifecycle.is_dead:
             self.overlap.forget()
             return
-        with self.lifecycle.exchange(call, votes=True):
+        with self.lifecycle.collective(call, votes=True):
             inputs, verdict = self.overlap.cancel()
-            verdict = self.meetings.settle(verdict, inputs.header)
+            verdict = self.meetings.share_verdict(verdict, inputs.header)
             self.meter.count_step(self.n_elements)
             if not (verdict.status is Status.CANCELLED and verdict.cancelled_by_all):
                 self.abandon(verdict, groups, inputs)

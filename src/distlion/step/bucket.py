@@ -414,7 +414,7 @@ class Bucket:
 
     # Between steps
 
-    def tell_counters(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
+    def send_rule_state(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
         """Send this rank's rule state to the ranks that count, over a link with a longer timeout.
 
         Needed if the counters' state no longer follows from earlier votes: after a state was
@@ -427,14 +427,14 @@ class Bucket:
             return None
         ballot = Ballot(
             replace(header, bucket=self.layout.index, sender=link.rank),
-            self.vote.tell([param.worker_state for param in self.params]),
+            self.vote.export_state([param.worker_state for param in self.params]),
             torch.ones(len(self.layout.slots), dtype=torch.bool, device="cpu"),
         )
-        return self.pattern.exchange(link, self.vote.told_shape, ballot, _Hearing(self.vote))
+        return self.pattern.exchange(link, self.vote.state_shape, ballot, _StateImport(self.vote))
 
 
 @dataclass(frozen=True)
-class _Hearing:
+class _StateImport:
     """A reducer that passes worker state to a counter, and replies zeros."""
 
     vote: BucketVote
@@ -444,8 +444,8 @@ class _Hearing:
         return None
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        self.vote.hear(votes)
-        shape = self.vote.told_shape
+        self.vote.import_states(votes)
+        shape = self.vote.state_shape
         n_shards = votes.shape[1] // shape.vote_bytes
         return torch.zeros(n_shards * shape.reply_bytes, dtype=torch.uint8, device="cpu")
 

@@ -26,7 +26,7 @@ from distlion.wire.watch import is_registered
 class Lifecycle:
     """The life of an optimizer among others.
 
-        alive ──exchange──► alive      the exchange ended, or all workers raised the same
+        alive ──collective► alive      the collective ended, or all workers raised the same
                         └─► dead       it was left by any other error: peers are at unknown places;
                                        or a signal's exception came meanwhile, and ends this worker;
                                        a member of a crew is dead until the next epoch
@@ -130,7 +130,7 @@ class Lifecycle:
             )
 
     @contextmanager
-    def exchange(self, what: str, *, votes: bool = False) -> Iterator[None]:
+    def collective(self, what: str, *, votes: bool = False) -> Iterator[None]:
         """Declare this optimizer dead if the block ends with an error.
 
         An interrupted exchange leaves peers at an unknown place. Only after an error that all of

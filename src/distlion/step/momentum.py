@@ -201,7 +201,7 @@ class MomentumRows:
         """Count the workers that sent each part."""
         return present.sum(0)
 
-    def settle(self, row: Tensor, reply: Tensor) -> list[tuple[VotingParam, Tensor]]:
+    def read_means(self, row: Tensor, reply: Tensor) -> list[tuple[VotingParam, Tensor]]:
         """Return each parameter with a worker's averaged momentum, flat float32.
 
         Args:
@@ -310,7 +310,7 @@ class Averaging(Stage):
             (reply,) = run_all([rows.exchange(link, self._pattern, sent, row)])
             verdicts.append(reply.verdict)
             if reply.verdict.status is Status.OK:
-                self._means += rows.settle(row, reply.payload)
+                self._means += rows.read_means(row, reply.payload)
         verdict = worst_of(verdicts)
 
         # 2 agree in nodes: each of its ranks has averaged another part

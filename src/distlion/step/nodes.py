@@ -350,8 +350,8 @@ class NodeBucket(Bucket):
             for index, param in enumerate(part.params):
                 param.write_back(moved[index].param)
 
-    def tell_counters(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
-        return self._part.tell_counters(link, header)
+    def send_rule_state(self, link: Transport, header: Header) -> Exchanging[Reply] | None:
+        return self._part.send_rule_state(link, header)
 
     def list_replies(self) -> list[ParameterReply]:
         return self._part.read_replies(self._read_part(self.inside.rank))

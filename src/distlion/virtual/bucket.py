@@ -137,10 +137,10 @@ class VirtualBucket(Bucket):
             side.votes, side.present = self.votes[worker], self.present[worker]
         if rule.worker_state:
             told = [
-                side.vote.tell([param.worker_state for param in side.params]).view(-1)
+                side.vote.export_state([param.worker_state for param in side.params]).view(-1)
                 for side in self.sides
             ]
-            self.vote.hear(torch.stack(told).to(device))
+            self.vote.import_states(torch.stack(told).to(device))
 
     def begin(self) -> None:
         """Begin a step."""

@@ -262,7 +262,7 @@ class VirtualCluster(VotingBase):
             present = torch.ones(self.workers, 1, dtype=torch.bool, device="cpu")
             reply = rows.reduce(votes, present, 0).view(self.workers, -1)
             for worker, row in enumerate(joined):
-                for param, mean in rows.settle(row, reply):
+                for param, mean in rows.read_means(row, reply):
                     param.exp_avg[worker].view(-1).copy_(mean)
 
     def _read_inputs(self) -> tuple[Sequence[Coefficients], list[str]]:

@@ -196,11 +196,11 @@ class BucketVote:
     def note(self) -> None:
         """Make the drafted state current, because the step was committed."""
 
-    def tell(self, kept: Sequence[WorkerState]) -> Tensor:
+    def export_state(self, kept: Sequence[WorkerState]) -> Tensor:
         """Return a worker's state for a counter that has not counted its earlier votes.
 
         Returns:
-            (n_shards, told_shape.vote_bytes) uint8 on the CPU: for each shard the values of every
+            (n_shards, state_shape.vote_bytes) uint8 on the CPU: for each shard the values of every
             name in ``Aggregation.worker_state``, 0 where the bucket has no parameter.
         """
         bucket, names = self.bucket, self.rule.worker_state
@@ -216,14 +216,14 @@ class BucketVote:
         return shards.reshape(bucket.n_shards, len(names) * shard_elements).view(torch.uint8)
 
     @property
-    def told_shape(self) -> BucketShape:
-        """Sizes of the result of ``tell``, as if it were a vote."""
+    def state_shape(self) -> BucketShape:
+        """Sizes of the result of ``export_state``, as if it were a vote."""
         planes = FLOAT_PLANES * len(self.rule.worker_state)
         return self.bucket.shape(
             vote_planes=planes, reply_planes=1, has_counts=False, has_tally=False
         )
 
-    def hear(self, told: Tensor) -> None:
+    def import_states(self, told: Tensor) -> None:
         """Begin to count anew, with all workers' state.
 
         Args:

@@ -170,5 +170,5 @@ class FeedbackBucket(ScalingVote):
         # Otherwise they would hold all votes until the next step.
         self._move_own = self._move_counted = None
 
-    def hear(self, told: Tensor) -> None:
+    def import_states(self, told: Tensor) -> None:
         self._everybody = told.contiguous().view(torch.float32).clone()

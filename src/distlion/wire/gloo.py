@@ -359,7 +359,7 @@ class Gloo:
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
         for group in (self.process_group, *list_pairs(self.process_group)):
             keep(group)
-        found = Finding(kind) if self.watch is None else self.watch.settle(kind)
+        found = Finding(kind) if self.watch is None else self.watch.agree_on_failure(kind)
         rank, limits = self.ranks[self.rank], self._limits
         return describe_loss(found, rank=rank, step=step, what=what, limits=limits)
 

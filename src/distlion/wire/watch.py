@@ -197,7 +197,7 @@ class PeerWatch:
         unknown = heard is None and not self._has_host_left_first
         return self.alarmed.is_set() or (unknown and away_s >= limit_s)
 
-    def settle(self, kind: FailureKind) -> Finding:
+    def agree_on_failure(self, kind: FailureKind) -> Finding:
         """Agree on the failure with all workers that answer; takes a second at most."""
         # The listening thread has no more to answer, and c10d would print that the store is gone.
         self._ended.set()
@@ -228,7 +228,7 @@ class PeerWatch:
         try:
             yield
         except ProcessGroupError as error:
-            found = self.settle("silent")
+            found = self.agree_on_failure("silent")
             if found.culprits and not found.busy:
                 note = f"{name_ranks(found.culprits)} did not answer"
                 raise ProcessGroupError(f"{error} ({note})") from None

@@ -22,7 +22,7 @@ def find_said(optimizer: CrewLion, place: int) -> tuple[Said, Said]:
     own: Said = {}
     held: Said = {}
     for number, vote, kept in _list_votes(optimizer):
-        shards = vote.tell(kept)
+        shards = vote.export_state(kept)
         for shard, row in enumerate(shards):
             own[number, shard, place] = _check(row)
         everybody = vote._everybody
