@@ -1,69 +1,19 @@
-// Whole buckets, cut into parts of equal length for the threads. Threads are started for each call:
-// that costs 10 to 20 microseconds each, so every part is worth more, and there is no pool to keep,
-// to tear down or to lose in a fork.
+// Whole buckets, cut into parts of equal length for the threads.
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "core.hpp"
+#include "parts.hpp"
 
 namespace distlion {
 namespace {
 
 // 256 Ki elements, 100 microseconds of work or more.
 constexpr std::size_t kLeastWords = 4096;
-// Checksums go through up to 10 bytes a nanosecond: 400 microseconds of work or more, since they wait
-// for memory rather than compute, so that a second thread brings less.
-constexpr std::size_t kLeastBytes = std::size_t{4} << 20;
-
-// Bytes that are copied and then read again out of the cache.
-constexpr std::size_t kCachedBytes = std::size_t{64} << 10;
-
-// Rows of so many bytes that a thread is worth starting for.
-std::size_t worthy_rows(std::size_t n_bytes) { return (kLeastBytes + n_bytes - 1) / n_bytes; }
-
-// Little-endian.
-void store_checksum(std::uint8_t* out, std::uint32_t sum) {
-    for (std::size_t byte = 0; byte < kChecksumBytes; ++byte) {
-        out[byte] = static_cast<std::uint8_t>(sum >> (8 * byte));
-    }
-}
-
-// Call `work(part, begin, end)` for [0, n) cut at multiples of `grain`, each part on its thread.
-template <class Work>
-void in_parts(std::size_t n, std::size_t grain, std::size_t least, int threads, Work work) {
-    const std::size_t n_grains = (n + grain - 1) / grain;
-    const std::size_t most = threads < 1 ? 1 : static_cast<std::size_t>(threads);
-    const std::size_t worth = n / least;
-    const std::size_t n_parts = worth < 1 ? 1 : worth < most ? worth : most;
-    const auto cut = [&](std::size_t part) {
-        const std::size_t at = n_grains * part / n_parts * grain;
-        return at < n ? at : n;
-    };
-    std::vector<std::thread> others;
-    others.reserve(n_parts);
-    std::size_t n_started = 1;
-    try {
-        for (; n_started < n_parts; ++n_started) {
-            others.emplace_back([=] { work(cut(n_started), cut(n_started + 1)); });
-        }
-    } catch (const std::system_error&) {
-        // No more threads may be had: their parts are done here, since a step must not stop halfway.
-    }
-    work(cut(0), cut(1));
-    for (std::size_t part = n_started; part < n_parts; ++part) {
-        work(cut(part), cut(part + 1));
-    }
-    for (std::thread& other : others) {
-        other.join();
-    }
-}
-
 std::size_t element_bytes(DType type) { return type == DType::float32 ? 4 : 2; }
 
 // Ask for the first 4 KiB of each tensor of a segment: between small tensors, which lie anywhere, the
@@ -344,42 +294,6 @@ void square_sums(const Loops& loops, const void* data, DType type, std::size_t n
              [=, &loops](std::size_t begin, std::size_t end) {
                  loops.square_sums(data, type, begin, end, out);
              });
-}
-
-void write_frames(const Loops& loops, const MutableByteRows& out, const std::uint8_t* front,
-                  std::size_t front_bytes, std::size_t checksum_at, const ByteRows& payloads, int threads) {
-    const std::size_t rest = checksum_at + kChecksumBytes;
-    const std::uint32_t start =
-        loops.checksum(front + rest, front_bytes - rest, loops.checksum(front, checksum_at, 0));
-    in_parts(out.n_rows, 1, worthy_rows(out.n_bytes), threads, [=, &loops](std::size_t begin, std::size_t end) {
-        for (std::size_t row = begin; row < end; ++row) {
-            std::uint8_t* const frame = out.data + static_cast<std::ptrdiff_t>(row) * out.stride;
-            std::memcpy(frame, front, front_bytes);
-            std::uint32_t sum = start;
-            for (std::size_t at = 0; at < payloads.n_bytes; at += kCachedBytes) {
-                const std::size_t n = std::min(kCachedBytes, payloads.n_bytes - at);
-                std::uint8_t* const copy = frame + front_bytes + at;
-                std::memcpy(copy, payloads.data + static_cast<std::ptrdiff_t>(row) * payloads.stride + at, n);
-                sum = loops.checksum(copy, n, sum);
-            }
-            store_checksum(frame + checksum_at, sum);
-        }
-    });
-}
-
-void check_frames(const Loops& loops, const ByteRows& rows, std::size_t checksum_at, bool* intact,
-                  int threads) {
-    const std::size_t rest = checksum_at + kChecksumBytes;
-    in_parts(rows.n_rows, 1, worthy_rows(rows.n_bytes), threads, [=, &loops](std::size_t begin, std::size_t end) {
-        for (std::size_t row = begin; row < end; ++row) {
-            const std::uint8_t* const frame = rows.data + static_cast<std::ptrdiff_t>(row) * rows.stride;
-            const std::uint32_t sum =
-                loops.checksum(frame + rest, rows.n_bytes - rest, loops.checksum(frame, checksum_at, 0));
-            std::uint8_t expected[kChecksumBytes];
-            store_checksum(expected, sum);
-            intact[row] = std::memcmp(frame + checksum_at, expected, kChecksumBytes) == 0;
-        }
-    });
 }
 
 void stream_encode(const Loops& loops, const float* grad, const float* exp_avg, std::size_t n_words,

@@ -277,54 +277,14 @@ public:
 
     void write_frames(nb::handle out, nb::bytes front, nb::handle payloads, std::size_t checksum_at,
                       int threads) const {
-        const MutableByteRows rows = read_byte_rows(tensors_, out, "out");
-        const MutableByteRows read = read_byte_rows(tensors_, payloads, "payloads");
-        check_front(front.size(), checksum_at);
-        if (rows.n_rows != read.n_rows || rows.n_bytes != front.size() + read.n_bytes) {
-            refuse("out: given " + describe_rows(rows) + ", expected the front's " +
-                   std::to_string(front.size()) + " bytes and payloads: " + describe_rows(read));
-        }
-        const auto* const begin = static_cast<const std::uint8_t*>(front.data());
-        const nb::gil_scoped_release released;
-        distlion::write_frames(*loops_, rows, begin, front.size(), checksum_at,
-                               {read.data, read.n_rows, read.n_bytes, read.stride}, threads);
+        write_rows(tensors_, *loops_, out, front, payloads, checksum_at, threads);
     }
 
-    // Returns whether all rows are intact, and their heads equal `heads` in the bits of `mask`.
     bool read_frames(nb::handle rows, nb::bytes heads, nb::bytes mask, std::size_t checksum_at,
                      std::size_t presence_at, bool has_counts, nb::handle intact, nb::handle present,
                      int threads) const {
-        const MutableByteRows read = read_byte_rows(tensors_, rows, "rows");
-        bool* const flags = read_flags(tensors_, intact, read.n_rows);
-        const TensorView numbers = tensors_.read(present, "present", {});
-        const std::size_t n_params = read.n_rows > 0 ? numbers.n_elements / read.n_rows : 0;
-        const std::size_t presence_bytes = has_counts ? 2 * n_params : (n_params + 7) / 8;
-        check_front(mask.size(), checksum_at);
-        if (!is_type(numbers.dtype, kInt, 64) || numbers.n_elements != n_params * read.n_rows) {
-            refuse("present: expected int64, as many for each row");
-        }
-        if (heads.size() != read.n_rows * mask.size() || read.n_bytes < mask.size() ||
-            read.n_bytes < presence_at + presence_bytes) {
-            refuse("rows: given " + describe_rows(read) + ", too few for the heads or the presence, or " +
-                   std::to_string(heads.size()) + " bytes of heads, expected " +
-                   std::to_string(mask.size()) + " each");
-        }
-        const auto* const wanted = static_cast<const std::uint8_t*>(heads.data());
-        const auto* const bits = static_cast<const std::uint8_t*>(mask.data());
-        auto* const out = static_cast<std::int64_t*>(numbers.data);
-        const nb::gil_scoped_release released;
-        const ByteRows frames{read.data, read.n_rows, read.n_bytes, read.stride};
-        check_frames(*loops_, frames, checksum_at, flags, threads);
-        bool is_expected = true;
-        for (std::size_t row = 0; row < frames.n_rows; ++row) {
-            const std::uint8_t* const frame = frames.data + static_cast<std::ptrdiff_t>(row) * frames.stride;
-            is_expected &= flags[row];
-            for (std::size_t byte = 0; byte < mask.size(); ++byte) {
-                is_expected &= ((frame[byte] ^ wanted[row * mask.size() + byte]) & bits[byte]) == 0;
-            }
-            read_presence(frame + presence_at, n_params, has_counts, out + row * n_params);
-        }
-        return is_expected;
+        return read_rows(tensors_, *loops_, rows, heads, mask, {checksum_at, presence_at, has_counts}, intact,
+                         present, threads);
     }
 
     void stream_encode(nb::handle grad, nb::handle exp_avg, nb::handle out, int threads) const {

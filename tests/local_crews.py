@@ -67,6 +67,12 @@ def strike(store: Any, how: signal.Signals = signal.SIGKILL) -> None:
     os.kill(os.getpid(), how)
 
 
+IN_A_HURRY = {
+    "timeouts": distlion.Timeouts(step_s=4),
+    "replicas": distlion.Replicas(check_every=3),
+}
+
+
 def train(
     crew: distlion.Crew,
     *,
@@ -104,16 +110,16 @@ def train(
         rosters[step] = crew.epoch.number, crew.epoch.roster.ids
         assert optimizer.parts > 1 or own_bits(optimizer) == points[step]
 
+    def vote_out_of_turn(optimizer: CrewLocalSteps) -> None:
+        each(optimizer)
+        optimizer.vote()
+        note(optimizer)
+        assert own_bits(optimizer) == points[optimizer.committed_step]
+
     with crew:
-        settings = {
-            "timeouts": distlion.Timeouts(step_s=4),
-            "exchange": distlion.AllReduce(),
-            "replicas": distlion.Replicas(check_every=3),
-        }
-        optimizer = crew.local_steps(
-            make_inner(model, decay), **{"every": EVERY, **settings, **options}
-        )
-        scheduler = None
+        settings = {"exchange": distlion.AllReduce(), **IN_A_HURRY}
+        chosen = {"every": EVERY, **settings, **options}
+        optimizer, scheduler = crew.local_steps(make_inner(model, decay), **chosen), None
         if schedules:
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
             crew.carry(scheduler=scheduler)
@@ -128,10 +134,7 @@ def train(
             if optimizer.steps_since_vote == 0:
                 note(optimizer)
         if has_last_vote:
-            each(optimizer)
-            optimizer.vote()
-            note(optimizer)
-            assert own_bits(optimizer) == points[optimizer.committed_step]
+            vote_out_of_turn(optimizer)
     return {
         "points": points,
         "rosters": rosters,

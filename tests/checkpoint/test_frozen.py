@@ -219,6 +219,6 @@ def test_a_momentum_of_another_dtype_is_refused_though_the_parameter_is_frozen(
     case = make_saved("virtual", distlion.MajorityVote())
     distlion.save_checkpoint(tmp_path, case.model, case.optimizer)
     other = Case("virtual", distlion.MajorityVote(), is_frozen=True)
-    other.optimizer._exp_avg_dtype = torch.bfloat16
+    other.optimizer._precision = distlion.Precision(exp_avg=torch.bfloat16)
     with pytest.raises(CheckpointError, match=r"momentum in torch\.float32"):
         distlion.load_checkpoint(tmp_path, other.model, other.optimizer)

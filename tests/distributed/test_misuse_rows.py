@@ -235,7 +235,7 @@ def collect_warnings(rank: int, world_size: int) -> dict[str, list[tuple[str, st
 def test_row_09_lr_that_moves_no_16_bit_weight_is_warned_of_once_on_every_rank() -> None:
     for found in run_workers(collect_warnings, 2):
         for dtype, remedy in (
-            ("bfloat16", "rounding='stochastic' or float32 parameters"),
+            ("bfloat16", "Precision(rounding='stochastic') or float32 parameters"),
             ("float16", "use float32 parameters"),
         ):
             assert len(found[dtype]) == 1

@@ -27,7 +27,7 @@ def build(compiler: str, program: Path) -> None:
         [
             *(compiler, "-std=gnu++20", "-O3", "-ffp-contract=off", "-static", "-pthread"),
             *("-DDISTLION_INSTRUCTION_SET=baseline_loops", f"-I{ROOT}/csrc", "-o", program),
-            *(ROOT / "csrc" / name for name in ("loops.cpp", "parallel.cpp")),
+            *(ROOT / "csrc" / name for name in ("loops.cpp", "frames.cpp", "parallel.cpp")),
             *(Path(__file__).parent / "cross" / name for name in ("baseline.cpp", "print_ops.cpp")),
         ],
         check=True,

@@ -17,6 +17,7 @@ from conformance import DTYPES, conform
 from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels import Coefficients, Kernels, Segment, choose_kernels
 from distlion.layout import Slot
+from distlion.step.precision import Precision
 from distlion.virtual import VirtualCluster
 from distlion.votes import Aggregation, Average, MajorityVote, MaskedVote, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
@@ -154,7 +155,7 @@ def run_cluster(rule: Aggregation, dtype: torch.dtype, n_steps: int) -> list[tor
         lr=1e-2,
         weight_decay=0.1,
         aggregation=rule,
-        rounding="stochastic" if dtype == torch.bfloat16 else "nearest",
+        precision=Precision(rounding="stochastic" if dtype == torch.bfloat16 else "nearest"),
     )
     for _ in range(n_steps):
         for worker in range(4):

@@ -454,7 +454,7 @@ def square_sums(tensor: Tensor) -> Tensor:
 def write_frames(out: Tensor, front: bytes, payloads: Tensor, *, checksum_at: int) -> None:
     rest = checksum_at + CHECKSUM_BYTES
     out[:, len(front) :] = payloads
-    out[:, : len(front)] = torch.tensor(list(front), dtype=torch.uint8)
+    out[:, : len(front)] = torch.tensor(list(front), dtype=torch.uint8, device="cpu")
     for frame in out.numpy():
         checksum = zlib.crc32(frame[rest:].tobytes(), zlib.crc32(frame[:checksum_at].tobytes()))
         frame[checksum_at:rest] = list(checksum.to_bytes(CHECKSUM_BYTES, "little"))

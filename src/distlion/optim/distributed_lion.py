@@ -289,7 +289,7 @@ class DistributedLion(VotingBase):
             rank=ranks.rank,
             header=Header(ChunkKind.VOTE, coins.step, 0, 0, digest, epoch=ranks.roster.epoch),
             coins=coins,
-            rounding=coins.rounding if settings.precision.is_stochastic else None,
+            rounding=coins.rounding if settings.precision.rounding == "stochastic" else None,
             coefficients=numbers.coefficients,
             nonfinite=settings.nonfinite,
             found_inf=numbers.found_inf,

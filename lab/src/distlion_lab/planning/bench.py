@@ -109,7 +109,8 @@ class _CoreClock:
 def _frame(votes: Tensor, kernels: Kernels) -> None:
     """Frame votes as chunks are framed: copy them, and compute the checksum."""
     payloads = votes.view(_N_WORKERS, -1).view(torch.uint8)
-    frames = torch.empty(len(payloads), HEADER_BYTES + payloads.shape[1], dtype=torch.uint8)
+    shape = len(payloads), HEADER_BYTES + payloads.shape[1]
+    frames = torch.empty(shape, dtype=torch.uint8, device="cpu")
     kernels.write_frames(
         frames, bytes(HEADER_BYTES), payloads, checksum_at=HEADER_BYTES - CHECKSUM_BYTES
     )
