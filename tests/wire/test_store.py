@@ -93,3 +93,30 @@ def test_whoever_leaves_is_waited_for_at_calls_that_it_has_completed(
     assert watch.read_left() is None
     watch.turns.now = Turn(5, 0, "step 4")
     assert watch.read_left() == {"rank": 0, "turn": 5, "why": "an interrupt"}
+
+
+class GoneAfter:
+    """A store whose host leaves after some answers."""
+
+    def __init__(self, n_answers: int) -> None:
+        self.n_answers = n_answers
+
+    def check(self, keys: list[str]) -> bool:
+        if not self.n_answers:
+            raise RuntimeError("connection reset")
+        self.n_answers -= 1
+        return False
+
+
+@pytest.mark.parametrize(("n_answers", "is_given_up"), [(1, False), (0, True)])
+def test_a_host_that_leaves_once_it_is_seen_that_nobody_alarmed_gives_nobody_up(
+    n_answers: int, is_given_up: bool, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step of a run: whoever keeps the store has all bytes, ends, and takes it away."""
+    watch = watch_peers(group)
+    watch._ended.set()  # nobody else looks meanwhile
+    monkeypatch.setattr(watch, "_store", GoneAfter(n_answers))
+    watch._entered_s = [time.monotonic() - 1000.0] * 2
+    watch._looked_s = time.monotonic() - 1000.0
+    watch._waiting.add(object())
+    assert watch.is_given_up(30.0) == is_given_up

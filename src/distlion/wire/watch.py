@@ -87,10 +87,13 @@ class PeerWatch:
     def look(self) -> bool:
         """Look for an alarm, and answer it; return whether to look again."""
         try:
-            is_alarmed = self._store.check(["distlion/alarm"])
-        except RuntimeError:
+            return self._look()
+        except RuntimeError:  # perhaps after it has seen that there is no alarm
             self._note_store_gone()
             raise
+
+    def _look(self) -> bool:
+        is_alarmed = self._store.check(["distlion/alarm"])
         self._looked_s = time.monotonic()
         if not is_alarmed and self._waits_for_long():
             is_alarmed = self._waits_in_vain()
