@@ -218,7 +218,7 @@ constexpr std::size_t kTileWords = kTileVectors * kVectorWords;
 constexpr std::size_t kTileVoters = 16;
 
 template <std::size_t n_sums>
-void count_bits(const Run& run, std::size_t begin, std::size_t end, const Counting& counting,
+void count_bits(const Run& run, std::size_t begin, std::size_t end,
                 const Ballots (&ballots)[n_sums]) {
     const int n_planes = planes_for(run.n_voters * ballots[0].highest);
     const std::size_t first = (run.begin > begin ? run.begin : begin) / kVectorWords * kVectorWords;
@@ -281,9 +281,9 @@ void count_directions(const Run& run, std::size_t begin, std::size_t end,
 
 void count_words(const Run& run, std::size_t begin, std::size_t end, const Counting& counting) {
     if (counts_pairs(counting.tally)) {
-        count_bits<2>(run, begin, end, counting, {{counting, run, 0}, {counting, run, 1}});
+        count_bits<2>(run, begin, end, {{counting, run, 0}, {counting, run, 1}});
     } else if (counting.tally != Tally::directions) {
-        count_bits<1>(run, begin, end, counting, {{counting, run}});
+        count_bits<1>(run, begin, end, {{counting, run}});
     } else if (counting.direction_type == DType::float32) {
         count_directions<Float32>(run, begin, end, counting);
     } else {
