@@ -224,7 +224,7 @@ void move_residuals(const Loops& loops, const Segment* segments, std::size_t n_s
 
 void count_sums(const Loops& loops, const Sum* sums, std::size_t n_sums, Coin tie, std::uint64_t* out,
                 std::size_t n_blocks, int threads) {
-    std::memset(out, 0, n_blocks * kBlockWords * sizeof(std::uint64_t));
+    std::fill_n(out, n_blocks * kBlockWords, std::uint64_t{0});
     const std::vector<std::size_t> starts = find_starts(sums, n_sums);
     std::vector<double> each(starts[n_sums]);
     over_segments(sums, n_sums, threads, [&](std::size_t k, std::size_t begin, std::size_t end) {
