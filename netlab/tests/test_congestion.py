@@ -16,8 +16,10 @@ pytestmark = [pytest.mark.root, pytest.mark.usefixtures("namespaces_work")]
 
 SETTINGS = Path("/proc/sys/net/ipv4")
 AVAILABLE = (SETTINGS / "tcp_available_congestion_control").read_text().split()
-# TCP_CONGESTION of a new socket, whose name takes at most 16 bytes.
-ASK = "import socket; print(socket.socket().getsockopt(6, 13, 16).rstrip(bytes(1)).decode())"
+ASK = (
+    "from socket import IPPROTO_TCP, TCP_CONGESTION, socket\n"
+    "print(socket().getsockopt(IPPROTO_TCP, TCP_CONGESTION, 16).rstrip(bytes(1)).decode())"
+)
 needs_cubic = pytest.mark.skipif("cubic" not in AVAILABLE, reason="this kernel has no cubic")
 
 
