@@ -1,12 +1,13 @@
-"""Time an all-to-all between two hosts over each TCP congestion control that the kernel offers.
+"""Time an all-to-all between two workers over each TCP congestion control that the kernel offers.
 
-    python benchmarks/congestion.py [--controls cubic reno bbr] [--rates unlimited 1gbit]
-                                    [--kilobytes 64 256 1024 4096] [--turns 20]
+    python benchmarks/congestion.py [--controls cubic reno bbr] [--kilobytes 64 256 1024 4096]
+                                    [--rates unlimited 1gbit | --loopback] [--turns 20]
 
-Hosts are network namespaces of this machine (`distlion netlab`), so this needs Linux and root
-rights. A connection keeps the congestion control of its start: the hosts have one process group
-for each, and these take turns. In a turn each all-to-all is made a few times, and its median
-counts. A ratio is the median, with quartiles, of those of neighboring turns.
+Each worker has a network namespace of this machine (`distlion netlab`); with `--loopback` they
+share one. This needs Linux and root rights. A connection keeps the congestion control of its
+start: the workers have one process group for each, and these take turns. In a turn an all-to-all
+is repeated, and the median counts. A ratio is the median, with quartiles, of those of neighboring
+turns.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from distlion_netlab import Lab
 from distlion_netlab.launch import MASTER_PORT, HostProcesses, place_ranks, show_line
 
 OFFERED = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-HOSTS = 2
+WORKERS = 2
+LOOPBACK = "loopback"
 KILOBYTE = 1024
 WARM_UP, REPETITIONS = 3, 8
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -63,7 +65,7 @@ def work(connection: Connection) -> None:
 
 def time_exchange(group: Any, peer_bytes: int) -> float:
     """Return the median seconds of an all-to-all."""
-    sent = torch.zeros(HOSTS * peer_bytes, dtype=torch.uint8)
+    sent = torch.zeros(WORKERS * peer_bytes, dtype=torch.uint8)
     received = torch.empty_like(sent)
     for _ in range(WARM_UP):
         exchange(received, sent, group)
@@ -77,18 +79,22 @@ def exchange(received: Tensor, sent: Tensor, group: Any) -> float:
     return time.perf_counter() - began_s
 
 
-class Hosts:
-    """One process on each host, with a process group for each congestion control."""
+class Workers:
+    """Two processes with a process group for each congestion control.
+
+    On a lab of one host they are connected by its loopback device.
+    """
 
     def __init__(self, lab: Lab, processes: HostProcesses, controls: Sequence[str]) -> None:
         self._calls: list[Connection] = []
-        for placement in place_ranks(lab.n_hosts, 1):
+        device = {"GLOO_SOCKET_IFNAME": "lo"} if lab.n_hosts == 1 else {}
+        for placement in place_ranks(lab.n_hosts, WORKERS // lab.n_hosts):
             ours, theirs = Pipe()
             processes.start(
                 lab,
                 placement,
                 [sys.executable, str(Path(__file__).resolve()), "--serve", str(theirs.fileno())],
-                placement.environment(lab.plan.address(0), MASTER_PORT) | QUIET,
+                placement.environment(lab.plan.address(0), MASTER_PORT) | QUIET | device,
                 pass_fds=[theirs.fileno()],
             )
             theirs.close()
@@ -99,7 +105,7 @@ class Hosts:
             self._ask(control)
 
     def time_exchange(self, control: str, peer_bytes: int) -> float:
-        """Return the median seconds of an all-to-all, on the slowest host."""
+        """Return the median seconds of an all-to-all, of the slower worker."""
         return max(self._ask((control, peer_bytes)))
 
     def _ask(self, call: Any) -> list[Any]:
@@ -114,18 +120,22 @@ class Hosts:
 def measure(
     controls: Sequence[str], rates: Sequence[str], sizes: Sequence[int], turns: int
 ) -> list[dict[str, Any]]:
-    """Return, for each rate and size, the seconds of all turns by congestion control."""
+    """Return the seconds of all turns by congestion control, for each rate and size.
+
+    Without rates, workers are on one host.
+    """
     rows = []
-    with Lab(HOSTS) as lab, HostProcesses(show_line) as processes:
-        hosts = Hosts(lab, processes, controls)
-        for rate in rates:
-            lab.set_rates(rate)
+    with Lab(WORKERS if rates else 1) as lab, HostProcesses(show_line) as processes:
+        workers = Workers(lab, processes, controls)
+        for rate in rates or [LOOPBACK]:
+            if rate != LOOPBACK:
+                lab.set_rates(rate)
             for peer_bytes in sizes:
                 seconds: dict[str, list[float]] = {control: [] for control in controls}
                 for turn in range(turns):
                     first = turn % len(controls)
                     for control in [*controls[first:], *controls[:first]]:
-                        seconds[control].append(hosts.time_exchange(control, peer_bytes))
+                        seconds[control].append(workers.time_exchange(control, peer_bytes))
                 rows.append({"rate": rate, "peer_bytes": peer_bytes, "seconds": seconds})
     return rows
 
@@ -156,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--controls", nargs="+", help="cubic, if there is one, and all others")
     parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
+    parser.add_argument("--loopback", action="store_true", help="both workers on one host")
     parser.add_argument("--kilobytes", nargs="+", type=int, default=[64, 256, 1024, 4096])
     parser.add_argument("--turns", type=int, default=20, help="at least 2")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
@@ -166,7 +177,7 @@ def main() -> None:
     controls = args.controls or offered
     load = os.getloadavg()[0]
     sizes = [KILOBYTE * size for size in args.kilobytes]
-    rows = measure(controls, args.rates, sizes, args.turns)
+    rows = measure(controls, [] if args.loopback else args.rates, sizes, args.turns)
     print("\n".join(write_table(rows, controls)))
     print(f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after")
 

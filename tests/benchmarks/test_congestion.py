@@ -29,7 +29,8 @@ def test_ratios_are_those_of_turns(program: ModuleType) -> None:
 
 
 @pytest.mark.root
-def test_a_short_run_times_every_congestion_control() -> None:
+@pytest.mark.parametrize("where", [["--rates", "unlimited"], ["--loopback"]], ids=" ".join)
+def test_a_short_run_times_every_congestion_control(where: list[str]) -> None:
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         pytest.skip("a network lab needs root rights")
     if importlib.util.find_spec("pyroute2") is None:
@@ -38,7 +39,7 @@ def test_a_short_run_times_every_congestion_control() -> None:
         pytest.skip("no network namespaces here")
     command = [sys.executable, str(BENCHMARKS / "congestion.py")]
     ended = subprocess.run(
-        [*command, "--turns", "2", "--rates", "unlimited", "--kilobytes", "1", "2"],
+        [*command, "--turns", "2", *where, "--kilobytes", "1", "2"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -47,5 +48,6 @@ def test_a_short_run_times_every_congestion_control() -> None:
     assert ended.returncode == 0, ended.stderr
     head, _, *rows, load = ended.stdout.splitlines()
     assert "reno, ms" in head
-    assert [row.split(" | ")[:2] for row in rows] == [["| unlimited", "1"], ["| unlimited", "2"]]
+    name = where[-1].strip("-")
+    assert [row.split(" | ")[:2] for row in rows] == [[f"| {name}", "1"], [f"| {name}", "2"]]
     assert load.startswith("load average")

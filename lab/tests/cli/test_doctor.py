@@ -32,7 +32,7 @@ def doctor(*words):
     return CliRunner().invoke(app, ["doctor", *words])
 
 
-def show(monkeypatch, workers, warnings=(), controls=("cubic",) * len(LINKS)):
+def show(monkeypatch, workers, warnings=(), controls=("cubic", "cubic", "cubic")):
     links = LinkProbe(LINKS[0], LINKS[:workers])
     found = tuple(replace(WORKER, congestion_control=name) for name in controls[:workers])
     checkup = Checkup(found, links, warnings)
