@@ -34,6 +34,22 @@ def ask_sockets(lab):
     return lines
 
 
+# First: a lab that left the machine changed would hide that from later tests.
+def test_the_machine_allows_an_algorithm_only_meanwhile(monkeypatch, tmp_path):
+    allowed = tmp_path / "allowed"
+    allowed.write_text("reno bbr\n")
+    monkeypatch.setattr(congestion, "_ALLOWED", allowed)
+
+    def be_interrupted():
+        with congestion._allowed("cubic"):
+            assert allowed.read_text() == "reno bbr cubic"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted()
+    assert allowed.read_text() == "reno bbr\n"
+
+
 @needs_cubic
 def test_every_host_uses_cubic_whatever_the_machine_uses():
     with Lab(2) as lab:
