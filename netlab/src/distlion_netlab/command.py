@@ -58,6 +58,13 @@ _CongestionControl = Annotated[
     typer.Option(help=_CONGESTION_HELP, show_default="cubic; reno where the kernel has no cubic"),
 ]
 _Name = Annotated[str, typer.Option(help="Name of the lab.")]
+_Vector = Annotated[
+    str | None,
+    typer.Option(
+        help="Number of elements of a vector to exchange instead of training, such as 16M; "
+        "adds the method all-reduce-fp32."
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 
@@ -207,13 +214,7 @@ def sweep_command(
             show_default=", ".join(_list_methods()),
         ),
     ],
-    vector: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of elements of a vector to exchange instead of training, such as 16M; "
-            "adds the method all-reduce-fp32."
-        ),
-    ] = None,
+    vector: _Vector = None,
     device_s: Annotated[
         str | None,
         typer.Option(
