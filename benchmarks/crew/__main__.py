@@ -103,7 +103,8 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
 
 def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if part == "cost":
-        return {"conditions": read_conditions(), **measure_cost(args.turns)}
+        found = measure_cost(args.turns)
+        return found | {"conditions": read_conditions() | found["conditions"]}
     if part == "soak":
         return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
     seeds = range(args.seed, args.seed + args.rounds)

@@ -130,12 +130,17 @@ class Hosts:
 
 
 def measure_cost(turns: int) -> dict[str, Any]:
-    """Measure all numbers of workers, sizes and rates."""
+    """Measure all numbers of workers, sizes and rates.
+
+    Returns:
+        ``rows``, and ``conditions``: the hosts' congestion control.
+    """
     rows = []
     for n_workers in WORKERS:
         for n_parameters in PARAMETERS:
             listener = Listener()
             with Lab(n_workers) as lab, HostProcesses(listener) as processes:
+                conditions = {"tcp_congestion_control": lab.congestion_control}
                 hosts = Hosts(lab, processes, listener, n_parameters)
                 for rate in RATES:
                     lab.set_rates(rate)
@@ -143,7 +148,7 @@ def measure_cost(turns: int) -> dict[str, Any]:
                     sys.stderr.write(f"{n_workers} workers, {n_parameters:,}, {rate}\n")
                     sys.stderr.flush()
                 rows[-1]["rest"] = hosts.measure_rest()
-    return {"rows": rows}
+    return {"conditions": conditions, "rows": rows}
 
 
 def _time_hosts(hosts: Hosts, turns: int) -> dict[str, Any]:

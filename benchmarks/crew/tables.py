@@ -125,10 +125,15 @@ def write_cost(result: dict[str, Any]) -> str:
         rows.append([*cells, *(_tell_ratio(row[name]) for name in ("whole_s", "alone_s", "cpu_s"))])
     rests = [row["rest"] for row in result["rows"] if "rest" in row]
     lines = ["# A step with a crew", "", "Made by `python benchmarks/crew` from its JSON.", ""]
-    lines += [*_list_conditions(result), "", COST_NOTES, *_draw(head, rows), ""]
+    conditions = {"tcp_congestion_control": BEFORE_CUBIC, **result["conditions"]}
+    lines += [*_list_conditions({"conditions": conditions}), "", COST_NOTES]
+    lines += [*_draw(head, rows), ""]
     lines += [f"A process of a crew that waits takes {statistics.median(rests):.2%} of a core."]
     return "\n".join([*lines, ""])
 
+
+BEFORE_CUBIC = "bbr"
+"""What hosts inherited from the machine when records did not name it yet."""
 
 COST_NOTES = """\
 With: a crew's optimizer. Without: a `DistributedLion` of the same parameters in the same processes

@@ -26,7 +26,7 @@ from runs import RunConfig
 from distlion_lab.errors import WorkerFailedError
 from distlion_netlab import Lab, run_command
 from distlion_netlab.link_rate import UNLIMITED
-from distlion_netlab.sweep import read_conditions
+from distlion_netlab.sweep import read_lab_conditions
 
 LOAD = "load_average_before"
 BY_LINK = ("conditions", "seconds", "cpu_seconds")
@@ -66,12 +66,12 @@ def run_job(job: Job) -> dict[str, Any]:
         WorkerFailedError: A worker died.
     """
     load = round(os.getloadavg()[0], 2)
-    conditions = {**read_conditions(), LOAD: load}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         job = replace(job, out=str(out), place=folder)
         command = [sys.executable, str(_HOST), json.dumps(asdict(job))]
         with Lab(WORKERS, UNLIMITED) as lab, _changing_rates(lab, Path(folder)):
+            conditions = {**read_lab_conditions(lab), LOAD: load}
             status = run_command(lab, command)
         if status:
             raise WorkerFailedError(f"a worker ended with status {status}; see above")

@@ -18,7 +18,7 @@ from settings import HOSTS, make_cell
 
 from distlion_lab.errors import WorkerFailedError
 from distlion_netlab import Lab, run_command
-from distlion_netlab.sweep import read_conditions
+from distlion_netlab.sweep import read_lab_conditions
 
 _HOST = Path(__file__).with_name("host.py")
 
@@ -46,8 +46,8 @@ def run_on_hosts(program: Path, job: str, out: Path, *, hosts: int, link: str) -
     Raises:
         WorkerFailedError: A worker died.
     """
-    conditions = read_conditions()
     with Lab(hosts, link) as lab:
+        conditions = read_lab_conditions(lab)
         status = run_command(lab, [sys.executable, str(program), job])
     if status:
         raise WorkerFailedError(f"a worker ended with status {status}; see above")

@@ -258,10 +258,17 @@ def write_report(records: Records, results: Path) -> str:
     tables += [tabulate_steps(task, folder) for task in SETTINGS]
     tables.append(tabulate_whole(folder, records))
     missing = list_missing([row for each in rows.values() for row in each])
-    text = _write_markdown(tables, missing)
+    text = _write_markdown(tables, missing, name_congestion_controls(folder))
     (results / "time_to_target.md").write_text(text)
     draw_curves(collect_lines(folder, rows), targets, results / "time_to_target.png")
     return text
+
+
+def name_congestion_controls(folder: Path) -> str:
+    """Name the TCP congestion controls of the hosts of all records from the lab."""
+    paths = [*folder.glob("steps_*.json"), *folder.glob("whole_*.json")]
+    found = {json.loads(path.read_text())["conditions"]["tcp_congestion_control"] for path in paths}
+    return ", ".join(sorted(found)) or "none was measured"
 
 
 def collect_lines(
@@ -287,7 +294,7 @@ def average_curve(row: Row, unit: float) -> list[tuple[float, float]]:
     return [(each[0][0] * unit, fmean(point[column] for point in each)) for each in points]
 
 
-def _write_markdown(tables: list[Table], missing: list[str]) -> str:
+def _write_markdown(tables: list[Table], missing: list[str], congestion_controls: str) -> str:
     lines = [
         "# Time to a target",
         "",
@@ -298,6 +305,8 @@ def _write_markdown(tables: list[Table], missing: list[str]) -> str:
         "longer than on four machines and so does the work on packets, most of it DDP's: ratios on",
         "four machines would be others at 1 Gbit/s, in a direction that is not known.",
         "The last table shows how much longer whole runs in the lab took than computed.",
+        "",
+        f"TCP congestion control of the hosts: {congestion_controls}.",
     ]
     return compose_page(lines, tables, missing)
 

@@ -163,3 +163,19 @@ def test_a_page_has_all_systems(crew: Any, tmp_path: Path) -> None:
     assert "| kill: to the next step | 2.05, 2.05 (1) | 2.05, 2.05 (1) |" in page
     assert "- left out: x (y)" in page
     assert "| seconds lost | 2 | 2 |" in page
+
+
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [({}, "bbr"), ({"tcp_congestion_control": "cubic"}, "cubic")],
+    ids=["record of before it was named", "record"],
+)
+def test_a_page_of_cost_names_the_congestion_control(
+    crew: Any, named: dict[str, str], shown: str
+) -> None:
+    measured = {"without": 1.0, "with": 1.0, "ratio": 1.0, "lower": 1.0, "upper": 1.0}
+    row = {"workers": 2, "parameters": 10, "rate": "1gbit", "rest": 0.0}
+    rows = [row | dict.fromkeys(("whole_s", "alone_s", "cpu_s"), measured)]
+    page = crew.tables.write_cost({"conditions": named, "rows": rows})
+    assert page.count("- tcp congestion control: ") == 1
+    assert f"- tcp congestion control: {shown}\n" in page

@@ -304,7 +304,15 @@ def test_a_report_without_records_names_what_is_missing(target: Any, tmp_path: P
     records = target.archive.Records(tmp_path / "target")
     text = target.outcome.write_report(records, tmp_path)
     assert "two-bit votes: 0 of 3 seeds" in text
+    assert "TCP congestion control of the hosts: none was measured." in text
     assert (tmp_path / "time_to_target.png").exists()
+
+
+def test_a_report_names_the_congestion_controls_of_its_records(target: Any, tmp_path: Path) -> None:
+    for link, control in (("1gbit", "bbr"), ("100mbit", "cubic")):
+        found = {"conditions": {"tcp_congestion_control": control}}
+        target.laboratory.save(tmp_path / f"steps_text_{link}.json", found)
+    assert target.outcome.name_congestion_controls(tmp_path) == "bbr, cubic"
 
 
 def test_seconds_are_steps_times_the_median_and_ratios_are_to_ddp(

@@ -6,6 +6,7 @@ from planted import MUTATIONS
 from planted_bits import BITS
 from planted_cautious import CAUTIOUS
 from planted_clients import CLIENTS
+from planted_congestion import CONGESTION
 from planted_core import CORE
 from planted_crews import CREW_MUTATIONS
 from planted_cut_matrices import CUT_MATRICES
@@ -71,5 +72,6 @@ EVERYWHERE = (
     *RELIABILITY,
     *WEIGHTS,
     *LATENCY,
+    *CONGESTION,
     *ORTHOGONAL,
 )

@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ WORKER = WorkerReport(
     threads=1,
     interface="lo",
     loopback=False,
+    congestion_control="cubic",
     denormals=True,
     debug=False,
     kernels=KernelRates("avx2", 1e10, CPU),
@@ -30,9 +32,10 @@ def doctor(*words):
     return CliRunner().invoke(app, ["doctor", *words])
 
 
-def show(monkeypatch, workers, warnings=()):
+def show(monkeypatch, workers, warnings=(), controls=("cubic", "cubic", "cubic")):
     links = LinkProbe(LINKS[0], LINKS[:workers])
-    checkup = Checkup((WORKER,) * workers, links, warnings)
+    found = tuple(replace(WORKER, congestion_control=name) for name in controls[:workers])
+    checkup = Checkup(found, links, warnings)
     monkeypatch.setattr("distlion_lab.cli.doctor.run_workers", lambda *_, **__: checkup)
     result = doctor()
     assert result.exit_code == 0, result.stderr
@@ -66,6 +69,19 @@ def test_single_worker_has_no_link(monkeypatch):
     text = show(monkeypatch, 1)
     assert "slowest" not in text
     assert "single node" in text
+
+
+def test_congestion_control_is_named_with_when_it_matters(monkeypatch):
+    (line,) = [line for line in show(monkeypatch, 2).splitlines() if line.startswith("TCP")]
+    assert line.startswith("TCP congestion control: cubic. ")
+    for words in ("large messages", "long or lossy links", "bbr"):
+        assert words in line
+
+
+def test_congestion_control_that_differs_between_ranks_is_named_for_each(monkeypatch):
+    text = show(monkeypatch, 3, controls=("bbr", "cubic", ""))
+    (line,) = [line for line in text.splitlines() if line.startswith("TCP")]
+    assert "bbr on rank 0, cubic on rank 1, unknown on rank 2. " in line
 
 
 def test_warnings_are_shown(monkeypatch):

@@ -1,3 +1,4 @@
+import socket
 from dataclasses import replace
 
 import pytest
@@ -6,7 +7,7 @@ from distlion.errors import ProcessGroupError
 from distlion.wire import LinkModel
 from distlion.wire.probe import LinkProbe
 from distlion_lab.planning.bench import KernelRates
-from distlion_lab.planning.checkup import Checkup, examine, find_faults
+from distlion_lab.planning.checkup import Checkup, examine, find_faults, report_worker
 from distlion_lab.planning.machine import CPU
 from distlion_lab.planning.worker_report import WorkerReport
 
@@ -17,6 +18,7 @@ HEALTHY = WorkerReport(
     threads=1,
     interface="eth0",
     loopback=False,
+    congestion_control="cubic",
     denormals=True,
     debug=False,
     kernels=KernelRates("avx2", CPU.encode_bytes_per_s, CPU),
@@ -99,6 +101,14 @@ def test_shared_cores_slow_the_arithmetic_down():
     assert crowded.machine.write_frame_s == pytest.approx(3 * CPU.write_frame_s)
     spacious = Checkup((HEALTHY, HEALTHY), probe_of(1e9, 1e9), ())
     assert spacious.machine == CPU
+
+
+def test_congestion_control_is_that_of_new_sockets():
+    if not hasattr(socket, "TCP_CONGESTION"):
+        pytest.skip("this system has no TCP_CONGESTION")
+    with socket.socket() as made:
+        used = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert report_worker(HEALTHY.kernels).congestion_control == used.rstrip(b"\0").decode()
 
 
 def test_examination_without_process_group_is_an_error():

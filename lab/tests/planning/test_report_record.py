@@ -20,6 +20,7 @@ REPORT = WorkerReport(
     threads=1,
     interface="",
     loopback=False,
+    congestion_control="cubic",
     denormals=True,
     debug=False,
     kernels=KernelRates("avx2", 1.25e10, CPU),

@@ -52,7 +52,19 @@ _Latency = Annotated[
         "unit in seconds; 0 for none. A process then forwards all packets."
     ),
 ]
+_CONGESTION_HELP = "TCP congestion control of the hosts: cubic, reno, bbr or another of the kernel."
+_CongestionControl = Annotated[
+    str | None,
+    typer.Option(help=_CONGESTION_HELP, show_default="cubic; reno where the kernel has no cubic"),
+]
 _Name = Annotated[str, typer.Option(help="Name of the lab.")]
+_Vector = Annotated[
+    str | None,
+    typer.Option(
+        help="Number of elements of a vector to exchange instead of training, such as 16M; "
+        "adds the method all-reduce-fp32."
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 
@@ -69,6 +81,7 @@ def up_command(
     hosts: _Hosts = 4,
     rate: _Rate = "unlimited",
     latency: _Latency = "0",
+    congestion_control: _CongestionControl = None,
     name: _Name = "lab",
     as_json: _AsJson = False,
 ) -> None:
@@ -79,7 +92,14 @@ def up_command(
 
         with messages.status(f"making {hosts} hosts"):
             latency_s = read_seconds("--latency", latency)
-            lab = Lab(hosts, rate, latency_s=latency_s, name=name, stays=True)
+            lab = Lab(
+                hosts,
+                rate,
+                latency_s=latency_s,
+                congestion_control=congestion_control,
+                name=name,
+                stays=True,
+            )
         rates = [str(each) for each in parse_host_rates(rate, hosts)]
         description = _describe(lab, rates, latency_s)
         lab.close()
@@ -124,6 +144,13 @@ def run_command(
         str | None, typer.Option(help=_RATE_HELP + " A lab that stays is changed to it.")
     ] = None,
     latency: _Latency = "0",
+    congestion_control: Annotated[
+        str | None,
+        typer.Option(
+            help=_CONGESTION_HELP + " A lab that stays is changed to it.",
+            show_default="cubic; reno where the kernel has no cubic",
+        ),
+    ] = None,
     per_host: Annotated[int, whole_option(help="Processes on each host.")] = 1,
     master_port: Annotated[int, whole_option(help="MASTER_PORT of the processes.")] = 29500,
 ) -> None:
@@ -141,7 +168,9 @@ def run_command(
         latency_s = read_seconds("--latency", latency)
         if name is not None and latency_s:
             raise typer.BadParameter("--latency is for a new lab; the lab of --name has its own")
-        with netlab.temporary_or_named(name, hosts or 4, rate, latency_s=latency_s) as lab:
+        with netlab.temporary_or_named(
+            name, hosts or 4, rate, latency_s=latency_s, congestion_control=congestion_control
+        ) as lab:
             status = netlab.run_command(
                 lab,
                 command,
@@ -174,6 +203,7 @@ def sweep_command(
         "1gbit",
     ],
     latency: _Latency = "0",
+    congestion_control: _CongestionControl = None,
     method: Annotated[
         list[str],
         typer.Option(
@@ -184,13 +214,7 @@ def sweep_command(
             show_default=", ".join(_list_methods()),
         ),
     ],
-    vector: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of elements of a vector to exchange instead of training, such as 16M; "
-            "adds the method all-reduce-fp32."
-        ),
-    ] = None,
+    vector: _Vector = None,
     device_s: Annotated[
         str | None,
         typer.Option(
@@ -226,6 +250,7 @@ def sweep_command(
             repetitions=repetitions,
             block_s=read_seconds("--block-s", block_s),
             latency_s=read_seconds("--latency", latency),
+            congestion_control=congestion_control,
         )
         with _SweepDisplay(messages) as display:
             record = run_sweep(settings, display)
@@ -278,7 +303,8 @@ def _show_sweep(
         typer.echo(json.dumps(record, indent=1))
     else:
         head, rows = tabulate_sweep(record)
-        title = f"{record['settings']['hosts']} hosts, medians"
+        control = record["conditions"]["tcp_congestion_control"]
+        title = f"{record['settings']['hosts']} hosts, TCP {control}, medians"
         print_table(Console(), build_table(head, rows, left=("method",), title=title))
     for name, reason in record["missing"].items():
         messages.print(Text(f"{name} was left out: {reason}"), soft_wrap=True)
@@ -291,6 +317,7 @@ def _describe(lab: Lab, rates: list[str], latency_s: float) -> dict[str, Any]:
     return {
         "name": lab.name,
         "latency_s": latency_s,
+        "congestion_control": lab.congestion_control,
         "hosts": [
             {"host": host, "namespace": namespace, "address": lab.plan.address(host), "rate": rate}
             for host, (namespace, rate) in enumerate(
@@ -307,5 +334,6 @@ def _show_lab(description: dict[str, Any]) -> None:
     latency = (
         f", {1000 * description['latency_s']:g} ms one way" if description["latency_s"] else ""
     )
-    print_table(console, build_table(head, rows, left=head, title=f"lab {name}{latency}"))
+    title = f"lab {name}{latency}, TCP {description['congestion_control']}"
+    print_table(console, build_table(head, rows, left=head, title=title))
     console.print(Text(f"distlion netlab run --name {name} -- COMMAND"), soft_wrap=True)

@@ -13,6 +13,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.signals import deferred_signals
 from distlion_lab.errors import NetlabError
 from distlion_lab.training.processes import leaving_in_order
+from distlion_netlab.congestion import read_congestion_control, set_congestion_control
 from distlion_netlab.lab_plan import LabPlan
 from distlion_netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
 from distlion_netlab.state import LabState, list_states, read_state
@@ -42,11 +43,15 @@ class Lab:
             "100mbit/20mbit"; or one for each, as in "1gbit,1gbit,1gbit,100mbit".
         latency_s: Seconds that a frame takes from any host to another, 0.001 to 10, or longer on
             busy cores: a process forwards frames in place of the bridge. 0 is for none.
+        congestion_control: TCP congestion control of the hosts, such as "cubic", "reno" or "bbr".
+            None is for cubic, which most Linux hosts use; where the kernel has none, a warning
+            says that hosts use reno.
         name: Name of the lab; None for a random one.
         stays: True if the lab stays after this process, until ``remove_lab``.
 
     Raises:
-        InvalidArgumentError: A rate, the latency, name or number of hosts is wrong.
+        InvalidArgumentError: A rate, the latency, name or number of hosts is wrong, or the kernel
+            has no such congestion control.
         NetlabError: No root rights, no Linux, the name is taken, or the kernel refuses.
 
     Example:
@@ -61,6 +66,7 @@ class Lab:
         rates: str = UNLIMITED,
         *,
         latency_s: float = 0.0,
+        congestion_control: str | None = None,
         name: str | None = None,
         stays: bool = False,
     ) -> None:
@@ -76,6 +82,7 @@ class Lab:
         self._remove: Callable[[], object] = removal
         try:
             create_namespaces(plan)
+            set_congestion_control(plan.host_namespaces, congestion_control)
             self._attach(plan)
             self._wires.build(joins=not latency_s)
             if latency_s:
@@ -134,6 +141,20 @@ class Lab:
     def n_hosts(self) -> int:
         """The number of hosts."""
         return self.plan.n_hosts
+
+    @property
+    def congestion_control(self) -> str:
+        """The TCP congestion control of new connections, read from the kernel."""
+        return read_congestion_control(self.plan.host_namespaces[0])
+
+    def set_congestion_control(self, name: str) -> None:
+        """Change the TCP congestion control of all hosts; open connections keep theirs.
+
+        Raises:
+            InvalidArgumentError: The kernel has no such algorithm.
+            NetlabError: The kernel refuses.
+        """
+        set_congestion_control(self.plan.host_namespaces, name)
 
     def set_rates(self, rates: str) -> None:
         """Change the rates, in the constructor's format; connections stay.
@@ -216,7 +237,12 @@ def _keep() -> None:
 
 @contextlib.contextmanager
 def temporary_or_named(
-    name: str | None, n_hosts: int, rates: str | None, *, latency_s: float = 0.0
+    name: str | None,
+    n_hosts: int,
+    rates: str | None,
+    *,
+    latency_s: float = 0.0,
+    congestion_control: str | None = None,
 ) -> Iterator[Lab]:
     """Find a lab by name, or make one for the time of a ``with`` block.
 
@@ -226,13 +252,22 @@ def temporary_or_named(
         rates: Rates to set; None keeps the rates of a lab that stays, and leaves a new one
             unlimited.
         latency_s: Latency of a new lab.
+        congestion_control: TCP congestion control to set; None keeps that of a lab that stays, and
+            leaves a new one its default.
     """
     with (
         leaving_in_order(),  # also while the lab is made
-        Lab(n_hosts, rates or UNLIMITED, latency_s=latency_s)
+        Lab(
+            n_hosts,
+            rates or UNLIMITED,
+            latency_s=latency_s,
+            congestion_control=congestion_control,
+        )
         if name is None
         else Lab.find(name) as lab,
     ):
         if name is not None and rates is not None:
             lab.set_rates(rates)
+        if name is not None and congestion_control is not None:
+            lab.set_congestion_control(congestion_control)
         yield lab

@@ -44,7 +44,6 @@ from distlion_netlab.traffic import (
 from distlion_netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
 
 FORMAT = 2
-_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 # Size of a full segment, as interfaces count it.
 _FRAME_BYTES = ETHERNET_MTU + ETHERNET_BYTES
 # PowerSGD compresses from its third step on, and DDP rebuilds its buckets in the second.
@@ -69,6 +68,7 @@ class SweepSettings:
         repetitions: Blocks of each method at each rate, at least 2.
         block_s: Target seconds of a block: it has as many steps as fit, at least one.
         latency_s: Seconds that a frame takes from one host to another, in the format of ``Lab``.
+        congestion_control: TCP congestion control of the hosts, in the format of ``Lab``.
 
     Raises:
         InvalidArgumentError: A value is out of range, or given twice.
@@ -81,6 +81,7 @@ class SweepSettings:
     repetitions: int = 5
     block_s: float = 1.0
     latency_s: float = 0.0
+    congestion_control: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("hosts", 2), ("repetitions", 2), ("block_s", 0)):
@@ -146,13 +147,18 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
         headers, computed).
 
     Raises:
+        InvalidArgumentError: The kernel does not have the congestion control.
         NetlabError: No lab can be made here.
         WorkerFailedError: A worker died.
     """
     observe(SweepProgress(0, 1, f"starting {settings.hosts} workers"))
     with (
         leaving_in_order(),
-        Lab(settings.hosts, latency_s=settings.latency_s) as lab,
+        Lab(
+            settings.hosts,
+            latency_s=settings.latency_s,
+            congestion_control=settings.congestion_control,
+        ) as lab,
         Fleet(lab) as fleet,
     ):
         return _Sweep(settings, lab, fleet, observe).run()
@@ -182,7 +188,7 @@ class _Sweep:
         self._done = 0
 
     def run(self) -> dict[str, Any]:
-        conditions = read_conditions()
+        conditions = read_lab_conditions(self._lab)
         settings = self._settings
         self._lab.set_rates(UNLIMITED)
         for name in settings.methods:
@@ -303,15 +309,18 @@ class _Sweep:
         return True
 
 
+def read_lab_conditions(lab: Lab) -> dict[str, Any]:
+    """Read the conditions on which the seconds of a step on a lab's hosts depend."""
+    return read_conditions() | {"tcp_congestion_control": lab.congestion_control}
+
+
 def read_conditions() -> dict[str, Any]:
-    """Read the conditions on which the seconds of a sweep depend."""
+    """Read the conditions on which the seconds of a worker's own computing depend."""
     return {
         "date": dt.date.today().isoformat(),
         "cpu": _read_cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
-        # Namespaces inherit the machine's.
-        "tcp_congestion_control": _CONGESTION_CONTROL.read_text().strip(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "distlion": __version__,

@@ -6,10 +6,11 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distlion.errors import MissingDependencyError
 from distlion_lab.errors import NetlabError
@@ -24,6 +25,8 @@ except ImportError as error:
     raise MissingDependencyError(
         "the network lab needs the package 'pyroute2': pip install \"distlion[netlab]\""
     ) from error
+
+_Answer = TypeVar("_Answer")
 
 # With any of these on, an interface counts and forwards packets of up to 64 KiB.
 OFFLOADS = (
@@ -108,6 +111,17 @@ def list_processes(plan: LabPlan) -> list[int]:
     """List the processes that run inside a lab."""
     inside = netns.ns_pids()
     return sorted(pid for name in plan.namespaces for pid in inside.get(name, []))
+
+
+def run_inside(namespaces: Sequence[str], function: Callable[[], _Answer]) -> list[_Answer]:
+    """Call a function in each namespace; the calling thread stays outside."""
+
+    def enter(namespace: str) -> _Answer:
+        netns.setns(namespace, flags=os.O_RDONLY)
+        return function()
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return list(thread.map(enter, namespaces))
 
 
 class Wires:

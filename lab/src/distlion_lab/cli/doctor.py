@@ -31,6 +31,10 @@ from distlion_lab.training.train_settings import torchrun_world_size
 
 EXAMPLE = "Example: distlion doctor --workers 2 --params 1e8 --compute-s 0.5"
 _GIGA = 1e9
+WHEN_IT_MATTERS = (
+    "It matters for large messages and for long or lossy links: there bbr and cubic, the default "
+    "of most Linux systems, may reach different rates."
+)
 
 _Workers = Annotated[
     int | None,
@@ -143,6 +147,7 @@ def _show(found: _Found, *, as_json: bool) -> None:
     for sentence in (
         f"all ranks together: {_describe_link(checkup.link.combined)}",
         *_name_slowest(checkup),
+        _name_congestion_control(checkup),
         accelerators.describe(),
     ):
         console.print(Text(sentence), soft_wrap=True)
@@ -197,6 +202,16 @@ def _build_table(checkup: Checkup) -> Table:
 
 def _describe_link(link: LinkModel) -> str:
     return f"{link.latency_s * 1e6:.0f} us a round, {format_rate(link.rate_bit_per_s)}/s a rank"
+
+
+def _name_congestion_control(checkup: Checkup) -> str:
+    """Name the congestion control of all ranks, and say when it matters."""
+    names = [worker.congestion_control or "unknown" for worker in checkup.workers]
+    if len({*names}) == 1:
+        named = names[0]
+    else:
+        named = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(names))
+    return f"TCP congestion control: {named}. {WHEN_IT_MATTERS}"
 
 
 def _name_slowest(checkup: Checkup) -> list[str]:

@@ -26,6 +26,7 @@ from distlion_lab.planning.report_record import decode_report, encode_report
 from distlion_lab.planning.worker_report import WorkerReport
 
 _TIMEOUT_S = 60.0
+_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 # A rank is called slow from here on; less is within the noise of a probe.
 _SLOW = 1.5
 # The kernels reach 0.9 and more of a streaming read on an idle machine.
@@ -108,6 +109,7 @@ def report_worker(kernels: KernelRates) -> WorkerReport:
         threads=torch.get_num_threads(),
         interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         loopback=_resolves_to_loopback(host),
+        congestion_control=_read_congestion_control(),
         denormals=_keeps_denormals(),
         debug=bool(torch.version.debug),
         kernels=kernels,
@@ -219,6 +221,14 @@ def _resolves_to_loopback(host: str) -> bool:
         return socket.gethostbyname(host).startswith("127.")
     except OSError:
         return False
+
+
+def _read_congestion_control() -> str:
+    """Read the TCP congestion control of new connections; only Linux tells it."""
+    try:
+        return _CONGESTION_CONTROL.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _keeps_denormals() -> bool:

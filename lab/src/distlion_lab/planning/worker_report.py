@@ -18,6 +18,8 @@ class WorkerReport:
         threads: Number of threads that torch uses.
         interface: GLOO_SOCKET_IFNAME, or "".
         loopback: True if Gloo would find this host under a loopback address.
+        congestion_control: TCP congestion control of its new connections; "" if the system does
+            not tell.
         denormals: True if denormal numbers are kept.
         debug: True if torch was built for debugging.
         kernels: Rates of its kernels.
@@ -29,6 +31,7 @@ class WorkerReport:
     threads: int
     interface: str
     loopback: bool
+    congestion_control: str
     denormals: bool
     debug: bool
     kernels: KernelRates
