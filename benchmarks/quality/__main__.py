@@ -24,6 +24,7 @@ import study_path  # noqa: F401
 import torch
 from archive import Records, remember, require_evidence
 from controls import list_open_controls
+from delay import DELAY_PARTS, leave_out_failed, write_delay_report
 from design import PARTS, REPLIES, list_open_runs
 from flat_methods import has_flat_form
 from lanes import MOST_LANES, run_on_device
@@ -53,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
         each.add_argument("--books", type=Path, help="folder of *.txt, a book each")
         each.add_argument("--seconds", type=float, default=math.inf, help="of a device; then end")
     names = [part.name for part in PARTS]
-    every = (*PARTS, REPLIES, *ORTHOGONAL_PARTS)
+    every = (*PARTS, REPLIES, *ORTHOGONAL_PARTS, *DELAY_PARTS)
     run.add_argument("--parts", nargs="+", choices=[part.name for part in every], default=names)
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     run.add_argument("--lanes", type=int, help=f"runs at a time on a device ({MOST_LANES})")
@@ -63,12 +64,14 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--lanes {lanes}: expected 1 or more, with --device cuda")
     records = Records(args.records)
     if args.command == "open":
-        for part in (*PARTS, *ORTHOGONAL_PARTS):
+        parts = leave_out_failed((*PARTS, *ORTHOGONAL_PARTS, *DELAY_PARTS), records.read)
+        for part in parts:
             print(f"{part.name}: {len(list_open_runs((part,), records.read))}")
         return 0
     if args.command not in ("run", "control"):
         print(write_report(records, args.results))
         print(write_orthogonal_report(records, args.results))
+        print(write_delay_report(records, args.results))
         return 0
     on_device = args.command == "control" or args.device == "cuda"
     torch.set_num_threads(1)  # bits depend on it
@@ -81,7 +84,8 @@ def main(words: Sequence[str] | None = None) -> int:
     find = remember(records.read) if on_device else records.read
 
     def list_open() -> list[RunConfig]:
-        runs = [run for run in list_open_runs(chosen, find) if data.has(run.task)]
+        parts = leave_out_failed(chosen, find)
+        runs = [run for run in list_open_runs(parts, find) if data.has(run.task)]
         return [run for run in runs if has_flat_form(run)] if on_device else runs
 
     if on_device:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import study_path  # noqa: F401
 from cells import Cell, Choice, Find, choose_rate, list_open
+from delayed import DELAYED
 from runs import RunConfig
 from settings import (
     BASES,
@@ -29,6 +30,8 @@ from settings import (
 
 # The method around whose best rate a grid begins, by the beginning of a name; the first one counts.
 _KIN = (
+    (f"{DELAYED}{CAUTIOUS}", CAUTIOUS),
+    (f"{DELAYED}{ORTHOGONAL}", ORTHOGONAL),
     ("global-muon-", "global-adamw"),
     ("global-lion-orthogonal-", "global-adamw"),
     (ORTHOGONAL, "global-adamw"),

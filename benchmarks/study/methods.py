@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+from delayed import DELAYED, Delayed
 from feedback import FeedbackVote
 from inner_kinds import build_over, find_head, split_inner
 from late_kinds import build_late
@@ -86,11 +87,19 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-over-muon`` and
     ``-over-grouped-lion`` behind a method with local steps replace their AdamW; ``-parts-4`` and
     ``-late-7`` behind ``local-8-scaled-plain`` are arguments of ``LocalSteps``. ``-decay-025`` or
-    ``-decay-4`` at the end multiplies the weight decay.
+    ``-decay-4`` at the end multiplies the weight decay. ``delayed-`` in front commits each step
+    after the next backward pass.
 
     Raises:
         InvalidArgumentError: There is no such method.
     """
+    method = _build_in_time(name.removeprefix(DELAYED), model, run)
+    if name.startswith(DELAYED):
+        return Delayed(method, list(model.parameters()), run.steps)
+    return method
+
+
+def _build_in_time(name: str, model: nn.Module, run: Run) -> Method:
     params = list(model.parameters())
     variant = VARIANTS.get(name) or STOCHASTIC.get(name)
     if variant is not None:
