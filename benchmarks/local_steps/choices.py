@@ -27,7 +27,6 @@ from contest import (
     make_inner_cell,
     make_local_cell,
 )
-from late import list_late_runs
 from runs import RunConfig
 
 N_REPORTED = 2
@@ -187,13 +186,6 @@ class Part:
         return sorted(runs, key=lambda run: run.seed)
 
 
-class LatePart(Part):
-    """Runs with outcomes that are taken later, and with parts that take turns."""
-
-    def list_open(self, find: Find) -> list[RunConfig]:
-        return list_late_runs(find)
-
-
 _OTHER = PERIODS[1:]
 PARTS = (
     Part("text-tuning", "text"),
@@ -212,7 +204,6 @@ PARTS = (
         Part(f"inner-{every}-long", "text", (every,), is_long=True, is_inner=True)
         for every in INNER_PERIODS
     ),
-    LatePart("late", "text"),
 )
 
 

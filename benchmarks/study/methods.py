@@ -12,7 +12,6 @@ import torch
 from delayed import DELAYED, Delayed
 from feedback import FeedbackVote
 from inner_kinds import build_over, find_head, split_inner
-from late_kinds import build_late
 from masked import MaskedVote
 from scaled_votes import build_scaled
 from schedule import DECAY_PER_STEP, Run
@@ -85,8 +84,7 @@ def build_method(name: str, model: nn.Module, run: Run) -> Method:
     ``orthogonal-fan-in`` is an orthogonalized vote with rates by fan-in.
     ``masked`` applies the mask of cautious votes where votes are counted, ``masked-coin`` tosses a
     coin for what it masks, and ``one-bit-adam`` is 1-bit Adam. ``-over-muon`` and
-    ``-over-grouped-lion`` behind a method with local steps replace their AdamW; ``-parts-4`` and
-    ``-late-7`` behind ``local-8-scaled-plain`` are arguments of ``LocalSteps``. ``-decay-025`` or
+    ``-over-grouped-lion`` behind a method with local steps replace their AdamW. ``-decay-025`` or
     ``-decay-4`` at the end multiplies the weight decay. ``delayed-`` in front commits each step
     after the next backward pass.
 
@@ -151,7 +149,7 @@ def _enter(name: str, entry: MethodRun) -> Method:
     """Build a vote weighed by agreement, a vote on scaled deltas, or what comparisons know."""
     if name in list(Weighing):
         return WeighedVotes(entry, Weighing(name))
-    return build_scaled(name, entry) or build_late(name, entry) or find_method(name).enter(entry)
+    return build_scaled(name, entry) or find_method(name).enter(entry)
 
 
 def split_decay(name: str) -> tuple[str, float]:

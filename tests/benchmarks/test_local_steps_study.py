@@ -69,7 +69,6 @@ def test_text_comes_first_and_then_images_at_the_first_h(study: Any) -> None:
         *("images-tuning", "images-8", "images-8-long"),
         *("text-periods", "text-periods-long", "images-periods", "images-periods-long"),
         *("inner-tuning", "inner-8", "inner-32", "inner-8-long", "inner-32-long"),
-        "late",
     ]
 
 
