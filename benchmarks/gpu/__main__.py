@@ -1,6 +1,6 @@
 """Do everything that takes a GPU, and write down what came of it.
 
-    python benchmarks/gpu [PART ...] [--rehearse] [--results FOLDER] [--data FOLDER]
+    python benchmarks/gpu [PART ...] [--rehearse] [--results FOLDER] [--data FOLDER] [--seconds S]
 
 Parts, all of them where none is named:
 
@@ -11,11 +11,13 @@ Parts, all of them where none is named:
     ops          every op against the rate of a copy
     steps        step() beside that of other optimizers
     orthogonal   encoding of GPT-2's matrices, plain and with orthogonalized directions
+    hosts        steps of GPT-2 on 2 and 4 hosts, each with the GPU, over links of limited rates
     text         a GPT of 86 M parameters, 4 virtual workers, 600 steps, on the texts of --data
 
 Writes the record of each part, with its conditions, to gpu/PART.json in FOLDER, which is
 benchmarks/results, and a table of all records there to gpu.md: a part that is run again replaces
-its own record alone. --rehearse runs every part tiny, on the CPU with interpreted kernels, and
+its own record alone. hosts writes after each cell, and goes on with those that are missing.
+--rehearse runs every part tiny, on the CPU with interpreted kernels, and
 writes only where --results says: it shows that this program works, and measures nothing.
 """
 
@@ -33,18 +35,21 @@ from typing import Any
 
 REHEARSAL = {"DISTLION_KERNELS": "triton", "TRITON_INTERPRET": "1"}
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-PARTS = ("conformance", "memory", "cast", "ranks", "ops", "steps", "orthogonal", "text")
+PARTS = ("conformance", "memory", "cast", "ranks", "ops", "steps", "orthogonal", "hosts", "text")
 
 
-def list_parts(data: Path | None) -> dict[str, Callable[..., dict[str, Any]]]:
+def list_parts(args: argparse.Namespace) -> dict[str, Callable[..., dict[str, Any]]]:
     """Import what the parts are made of: Triton asks when it is imported whether to interpret."""
     from checks import check_cast, check_conformance, check_memory, check_ranks
+    from hosts import measure_hosts
     from orthogonal import measure_orthogonal
     from rates import measure_ops, measure_steps
     from text import compare_text
 
     functions = (check_conformance, check_memory, check_cast, check_ranks)
-    functions += (measure_ops, measure_steps, measure_orthogonal, partial(compare_text, data))
+    functions += (measure_ops, measure_steps, measure_orthogonal)
+    functions += (partial(measure_hosts, args.results, args.seconds),)
+    functions += (partial(compare_text, args.data),)
     return dict(zip(PARTS, functions, strict=True))
 
 
@@ -54,6 +59,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="tiny, interpreted on the CPU")
     parser.add_argument("--results", type=Path, help="folder of gpu/PART.json and gpu.md")
     parser.add_argument("--data", type=Path, help="folder of *.txt; default: Python's library")
+    parser.add_argument("--seconds", type=float, default=480, help="of hosts; then end")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; expected {', '.join(PARTS)}")
@@ -98,7 +104,7 @@ def main() -> int:
     if not args.rehearse and (missing := explain_missing_cuda()):
         print(f"no GPU: {missing} (--rehearse shows that this program works)", file=sys.stderr)
         return 1
-    parts, records = list_parts(args.data), {}
+    parts, records = list_parts(args), {}
     conditions = read_conditions(rehearses=args.rehearse)
     for name in args.parts or PARTS:
         found = run_part(name, parts[name], rehearses=args.rehearse)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hosts import HEADS, list_rows
+
 Record = dict[str, Any]
 
 
@@ -127,6 +129,13 @@ def write_ranks(record: Record) -> list[str]:
     return write_table(heads, [tuple(row) for row in rows])
 
 
+def write_hosts(record: Record) -> list[str]:
+    if not record.get("cells"):
+        return write_any(record)
+    error = [record["error"]] if "error" in record else []
+    return [*write_table(HEADS, list(list_rows(record))), "", *error]
+
+
 def write_text(record: Record) -> list[str]:
     if not record.get("rows"):
         return write_any(record)
@@ -139,5 +148,6 @@ WRITERS: dict[str, Callable[[Record], list[str]]] = {
     "steps": write_steps,
     "orthogonal": write_orthogonal,
     "ranks": write_ranks,
+    "hosts": write_hosts,
     "text": write_text,
 }

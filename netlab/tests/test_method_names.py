@@ -7,6 +7,7 @@ from distlion_lab.training.workers import find_exchange
 from distlion_netlab.method_names import (
     BASELINES,
     adapts,
+    find_period,
     is_baseline,
     parse_vote,
 )
@@ -52,3 +53,13 @@ def test_baselines_are_none_of_ours(name):
 )
 def test_methods_that_measure_the_link_adapt(name, expected):
     assert adapts(name) is expected
+
+
+def test_local_steps_vote_once_in_their_period_and_others_in_each_step():
+    assert [find_period(name) for name in ("local-8", "local-32", "majority-auto", "none")] == [
+        *(8, 32, 1, 1)
+    ]
+    assert not adapts("local-8")
+    for name in ("local-1", "local-0", "local-"):
+        with pytest.raises(InvalidArgumentError):
+            parse_vote(name)

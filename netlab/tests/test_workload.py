@@ -6,6 +6,7 @@ from distlion_netlab import DeviceWorkload, GptWorkload, VectorWorkload
 
 def test_a_gpt_is_trained_by_baselines_and_votes():
     GptWorkload().check_methods(["none", "ddp-fp32", "ddp-powersgd", "majority-all-reduce-overlap"])
+    GptWorkload().check_methods(["local-8"])
 
 
 def test_a_gpt_is_not_trained_by_a_bare_all_reduce():
@@ -20,7 +21,7 @@ def test_a_vector_has_no_backward(name):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"layers": 0}, {"batch_size": -1}, {"width": 10, "heads": 3}]
+    "arguments", [{"layers": 0}, {"batch_size": -1}, {"backwards": 0}, {"width": 10, "heads": 3}]
 )
 def test_a_gpt_that_cannot_be_is_an_error(arguments):
     with pytest.raises(InvalidArgumentError, match=r"expected|multiple"):

@@ -69,6 +69,20 @@ def test_the_cost_of_orthogonalized_directions_is_rehearsed(tmp_path: Path) -> N
     assert "## orthogonal" in (tmp_path / "gpu.md").read_text()
 
 
+@pytest.mark.root
+@pytest.mark.slow
+def test_hosts_are_rehearsed_and_measured_cells_stay(tmp_path: Path) -> None:
+    record = rehearse(tmp_path, "hosts")["hosts"]
+    (sweep,) = record["cells"].values()
+    methods = sweep["results"]["100mbit"]
+    assert methods.keys() == set(sweep["settings"]["methods"])
+    assert set(sweep["replicas_equal"].values()) == {True}
+    assert methods["local-8"]["steps"] % 8 == 0
+    table = (tmp_path / "gpu.md").read_text()
+    assert "| 2 hosts, 100mbit | majority-auto-overlap |" in table
+    assert rehearse(tmp_path, "hosts")["hosts"]["cells"] == record["cells"]
+
+
 def make_event(name: str, at_us: float, *, until_us: float | None = None) -> FunctionEvent:
     return FunctionEvent(
         id=0,

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from distlion_lab.training.methods import find_method
-from distlion_lab.training.workers import MethodRun
 from local_study import Archive, best_at, imported_study, with_all
 
 pytest.importorskip("matplotlib")
@@ -353,22 +352,18 @@ def test_a_delay_hides_an_exchange_behind_local_steps(study: Any) -> None:
     assert late.Variant(4, 1).method == "local-8-scaled-plain-parts-4-late-1"
 
 
-def test_a_late_variant_trains_by_the_argument_that_its_name_says(study: Any) -> None:
-    model = torch.nn.Linear(4, 3)
-    kinds = importlib.import_module("late_kinds")
-    entry = MethodRun(
-        params=list(model.named_parameters()),
-        lr=1e-3,
-        weight_decay=0.0,
-        workers=2,
-        steps=16,
-        seed=1,
-    )
-    for name, schedule in {
-        "local-8-scaled-plain-late-7": (8, 7, 1),
-        "local-8-scaled-plain-parts-2": (8, 0, 2),
-        "local-8-scaled-plain-parts-2-late-1": (8, 1, 2),
-    }.items():
-        built = kinds.build_late(name, entry)._cluster._schedule
-        assert (built.every, built.delay, built.parts) == schedule
-    assert kinds.build_late("local-8-scaled-plain", entry) is None
+@pytest.mark.parametrize(
+    ("own", "verdict"),
+    [
+        ({1: 51.0}, "lost"),
+        ({1: None}, "lost"),
+        ({1: 40.0}, "not yet"),
+        ({1: 48.0, 2: 49.0, 3: 49.0}, "lost"),  # sooner, by less than 5 %
+        ({1: 47.0, 2: 47.0, 3: 47.0}, "wins"),
+    ],
+)
+def test_a_late_variant_wins_where_each_seed_is_sooner(
+    study: Any, own: dict[int, float | None], verdict: str
+) -> None:
+    late = importlib.import_module("late")
+    assert late.judge(own, {1: 50.0, 2: 50.0, 3: 50.0}) == verdict

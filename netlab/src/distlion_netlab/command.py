@@ -207,7 +207,8 @@ def sweep_command(
     method: Annotated[
         list[str],
         typer.Option(
-            help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, or RULE-PATTERN, such "
+            help="none (the floor), ddp-fp32, ddp-fp16, ddp-powersgd, local-8 (LocalSteps of AdamW "
+            "that vote every 8 steps), or RULE-PATTERN, such "
             "as majority-all-reduce, with -overlap or -overlap-auto. Repeatable. Rules:  "
             f"{', '.join(list_rule_names())}. Patterns: {', '.join(PATTERNS)}, auto.",
             default_factory=_list_methods,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config
 
+from distlion.local import LocalSteps
 from distlion.optim import DistributedLion, Lion
 from distlion.step import Replicas
 from distlion_lab.baselines.ddp import compress_gradients, wrap_in_ddp
@@ -18,7 +21,7 @@ from distlion_lab.planning.line import wire_bytes
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion_lab.tasks.models import build_language_model
 from distlion_netlab.device import EmulatedModel
-from distlion_netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, parse_vote
+from distlion_netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, find_period, parse_vote
 from distlion_netlab.rehearsal import is_trying_overlap, rehearse_step
 from distlion_netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
 
@@ -37,11 +40,18 @@ class LabRun:
         step: Function that does one step.
         optimizer: The voting optimizer; None for a baseline.
         n_parameters: Number of trainable elements.
+        device: Device that trains.
     """
 
     step: Callable[[], None]
-    optimizer: DistributedLion | None
+    optimizer: DistributedLion | LocalSteps | None
     n_parameters: int
+    device: str = "cpu"
+
+    def wait_for_device(self) -> None:
+        """Wait until the device has done all steps."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
 
     def sent_bytes(self) -> int | None:
         """Return the bytes that the last step handed to the network; None if not counted."""
@@ -90,12 +100,13 @@ def average_gradients(model: nn.Module, name: str, *, seed: int) -> nn.Module:
 
 
 def make_batches(workload: GptWorkload, *, rank: int) -> list[Batch]:
-    """Draw a worker's batches of random tokens."""
+    """Draw a worker's batches of random tokens, on its device."""
     batches = []
     for number in range(_BATCHES):
         generator = seeded_generator(_SEED, number, rank)
         shape = (workload.batch_size, workload.context + 1)
         tokens = torch.randint(workload.vocabulary, shape, generator=generator, device="cpu")
+        tokens = tokens.to(workload.device)
         batches.append(
             Batch({"input_ids": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous())
         )
@@ -106,31 +117,40 @@ def _build_training(name: str, workload: GptWorkload | DeviceWorkload, rank: int
     if isinstance(workload, DeviceWorkload):
         model: nn.Module = EmulatedModel(workload, seed=_SEED, rank=rank)
         find_loss: FindLoss = _loss_of_device
+        device, backwards = "cpu", 1
     else:
-        model = build_language_model(_describe_model(workload), seed=_SEED)
+        device, backwards = workload.device, workload.backwards
+        model = build_language_model(_describe_model(workload), seed=_SEED).to(device)
         batches = make_batches(workload, rank=rank)
-        find_loss = partial(_loss_of_gpt, batches)
+        find_loss = partial(_loss_of_gpt, batches, device)
     n_parameters = sum(p.numel() for p in model.parameters())
     if name == FLOOR or name in BASELINES:
         optimizer = Lion(model.parameters(), lr=_LR, weight_decay=_WEIGHT_DECAY)
         model = model if name == FLOOR else average_gradients(model, name, seed=_SEED)
-        return LabRun(_training_step(model, optimizer, find_loss), None, n_parameters)
+        step = _training_step(model, optimizer, find_loss, backwards)
+        return LabRun(step, None, n_parameters, device)
+    if (every := find_period(name)) > 1:
+        inner = torch.optim.AdamW(model.parameters(), lr=_LR, fused=True)
+        local = LocalSteps(inner, every=every, replicas=Replicas(check_every=None), seed=_SEED)
+        step = _training_step(model, local, find_loss, backwards)
+        return LabRun(step, local, n_parameters, device)
     voting = _build_optimizer(name, model)
-    step = _training_step(model, voting, find_loss)
+    step = _training_step(model, voting, find_loss, backwards)
     while is_trying_overlap(voting):
         step()
-    return LabRun(step, voting, n_parameters)
+    return LabRun(step, voting, n_parameters, device)
 
 
 FindLoss = Callable[[nn.Module, int], Tensor]
-"""A function of the model and the number of the step."""
+"""A function of the model and the number of the backward pass."""
 
 
-def _loss_of_gpt(batches: list[Batch], model: nn.Module, step: int) -> Tensor:
-    return batch_loss(model, batches[step % len(batches)])
+def _loss_of_gpt(batches: list[Batch], device: str, model: nn.Module, number: int) -> Tensor:
+    with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+        return batch_loss(model, batches[number % len(batches)])
 
 
-def _loss_of_device(model: nn.Module, step: int) -> Tensor:
+def _loss_of_device(model: nn.Module, number: int) -> Tensor:
     loss: Tensor = model()
     return loss
 
@@ -143,7 +163,7 @@ def _describe_model(workload: GptWorkload) -> GPT2Config:
         n_layer=workload.layers,
         n_head=workload.heads,
         activation_function="gelu_pytorch_tanh",  # GPT-2's, in one operation
-        tie_word_embeddings=False,
+        tie_word_embeddings=workload.ties_embeddings,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -166,18 +186,30 @@ def _build_optimizer(name: str, model: nn.Module) -> DistributedLion:
 
 
 def _training_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, find_loss: FindLoss
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | LocalSteps,
+    find_loss: FindLoss,
+    backwards: int,
 ) -> Callable[[], None]:
     done = 0
 
     def step() -> None:
         nonlocal done
-        find_loss(model, done).backward()  # type: ignore[no-untyped-call]
+        for left in reversed(range(backwards)):
+            with _accumulate(model, optimizer) if left else nullcontext():
+                (find_loss(model, done) / backwards).backward()  # type: ignore[no-untyped-call]
+            done += 1
         optimizer.step()
         optimizer.zero_grad()
-        done += 1
 
     return step
+
+
+def _accumulate(model: nn.Module, optimizer: object) -> AbstractContextManager[None]:
+    """Return a context in which gradients add up, and nothing is sent."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return optimizer.no_sync() if isinstance(optimizer, DistributedLion) else nullcontext()
 
 
 def _build_exchange(name: str, workload: VectorWorkload, rank: int) -> LabRun:

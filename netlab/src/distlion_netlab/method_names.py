@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from distlion.errors import InvalidArgumentError
@@ -27,6 +28,7 @@ BASELINES: dict[str, Compression | PowerSGD | None] = {
 ALL_REDUCE = "all-reduce-fp32"
 """Method of a bare vector: the all-reduce itself, without an optimizer."""
 
+_LOCAL = re.compile(r"local-([2-9]|[1-9]\d+)")
 _OVERLAP = "-overlap"
 _OVERLAP_AUTO = "-overlap-auto"
 
@@ -56,10 +58,16 @@ def parse_vote(name: str) -> VoteOptions:
                 aggregation=RULES[rule].rule, exchange=find_exchange(pattern), overlap=overlap
             )
     votes = [f"{rule}-{pattern}" for rule in RULES for pattern in list_patterns()]
-    known = [FLOOR, *BASELINES, *votes, *(f"{vote}{_OVERLAP}" for vote in votes)]
+    known = [FLOOR, *BASELINES, "local-8", *votes, *(f"{vote}{_OVERLAP}" for vote in votes)]
     raise InvalidArgumentError(
         f"method {name!r} is unknown; {suggest(name, known, all_in='distlion netlab sweep --help')}"
     )
+
+
+def find_period(name: str) -> int:
+    """Return the steps of one vote: K of ``local-K``, local steps of AdamW; 1 of other methods."""
+    match = _LOCAL.fullmatch(name)
+    return int(match[1]) if match else 1
 
 
 def is_baseline(name: str) -> bool:
@@ -69,7 +77,7 @@ def is_baseline(name: str) -> bool:
 
 def adapts(name: str) -> bool:
     """Return True if a method measures the link when built, so that each rate needs a new one."""
-    if is_baseline(name):
+    if is_baseline(name) or find_period(name) > 1:
         return False
     options = parse_vote(name)
     return bool(options["overlap"]) or options["exchange"] == "auto"

@@ -13,6 +13,7 @@ from distlion_netlab.method_names import (
     DDP_FP16,
     DDP_FP32,
     FLOOR,
+    find_period,
     is_baseline,
     parse_vote,
 )
@@ -57,7 +58,7 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
         bits = GradientAllReduce(32 if name == DDP_FP32 else 16, "ring")
         scenario = _describe(surroundings, surroundings.gradients)
         return forecast_all_reduce(scenario, bits).step_s
-    if is_baseline(name):
+    if is_baseline(name) or find_period(name) > 1:
         return None
     vote = parse_vote(name)
     exchange = vote["exchange"]

@@ -19,6 +19,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
 from distlion_lab.errors import NetlabError
 from distlion_lab.planning.line import ETHERNET_BYTES, ETHERNET_MTU
+from distlion_lab.planning.machine import Machine
 from distlion_lab.training.processes import leaving_in_order
 from distlion_netlab.fleet import Fleet
 from distlion_netlab.lab import Lab
@@ -30,6 +31,7 @@ from distlion_netlab.method_names import (
     DDP_POWERSGD,
     FLOOR,
     adapts,
+    find_period,
     is_baseline,
 )
 from distlion_netlab.prediction import Surroundings, predict_step
@@ -69,6 +71,8 @@ class SweepSettings:
         block_s: Target seconds of a block: it has as many steps as fit, at least one.
         latency_s: Seconds that a frame takes from one host to another, in the format of ``Lab``.
         congestion_control: TCP congestion control of the hosts, in the format of ``Lab``.
+        predicts: Whether the link, traffic and kernels are measured, for the cost model's
+            predictions. That takes longer than a few steps.
 
     Raises:
         InvalidArgumentError: A value is out of range, or given twice.
@@ -82,6 +86,7 @@ class SweepSettings:
     block_s: float = 1.0
     latency_s: float = 0.0
     congestion_control: str | None = None
+    predicts: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("hosts", 2), ("repetitions", 2), ("block_s", 0)):
@@ -131,7 +136,8 @@ def run_sweep(settings: SweepSettings, observe: Observer) -> dict[str, Any]:
     Returns:
         The record, as JSON types: ``settings``, ``conditions``, ``n_parameters``, ``machine`` (a
         worker's kernels), ``links`` (measured between the workers, for each rate), ``traffic``
-        (rates and processor time of ``votes``, ``gradients`` and a ``server``, for each rate),
+        (rates and processor time of ``votes``, ``gradients`` and a ``server``, for each rate; these
+        three are null or empty without ``predicts``),
         ``missing`` (method -> reason why it was left out), ``replicas_equal`` (method that votes ->
         bool) and ``results``.
 
@@ -183,6 +189,7 @@ class _Sweep:
         self._settings, self._lab, self._fleet, self._observe = settings, lab, fleet, observe
         self._missing: dict[str, str] = {}
         self._n_parameters = 0
+        self._machine: Machine | None = None
         self._links: dict[str, LinkModel] = {}
         self._traffic: dict[str, dict[str, Traffic]] = {}
         self._done = 0
@@ -194,7 +201,8 @@ class _Sweep:
         for name in settings.methods:
             if not adapts(name):
                 self._build(name)
-        (self._machine, *_) = self._fleet.ask("measure_kernels")
+        if settings.predicts:
+            (self._machine, *_) = self._fleet.ask("measure_kernels")
         results = {rate: self._measure_rate(rate) for rate in settings.rates}
         self._lab.set_rates(UNLIMITED)
         return {
@@ -202,7 +210,7 @@ class _Sweep:
             "settings": dataclasses.asdict(settings) | {"workload": _describe(settings.workload)},
             "conditions": conditions | {"load_average_after": round(os.getloadavg()[0], 2)},
             "n_parameters": self._n_parameters,
-            "machine": dataclasses.asdict(self._machine),
+            "machine": None if self._machine is None else dataclasses.asdict(self._machine),
             "links": {rate: dataclasses.asdict(link) for rate, link in self._links.items()},
             "traffic": {
                 rate: {kind: dataclasses.asdict(found) for kind, found in kinds.items()}
@@ -238,13 +246,8 @@ class _Sweep:
         for name in self._present():
             if adapts(name):
                 self._build(name)
-        self._links[rate] = self._probe()
-        where = self._fleet, self._links[rate], self._settings.hosts
-        self._traffic[rate] = {
-            "votes": measure_votes(*where),
-            "gradients": measure_gradients(*where),
-            "server": measure_server(*where),
-        }
+        if self._settings.predicts:
+            self._measure_link(rate)
         measured = {name: self._start(name, rate) for name in self._present()}
         for repetition in range(self._settings.repetitions):
             for name in _turned(self._present(), repetition):
@@ -252,6 +255,15 @@ class _Sweep:
                 self._measure_block(name, measured[name])
                 self._report(f"{rate}: {name}", blocks_done=1)
         return _summarize_rate(measured, self._predict(rate, measured))
+
+    def _measure_link(self, rate: str) -> None:
+        self._links[rate] = self._probe()
+        where = self._fleet, self._links[rate], self._settings.hosts
+        self._traffic[rate] = {
+            "votes": measure_votes(*where),
+            "gradients": measure_gradients(*where),
+            "server": measure_server(*where),
+        }
 
     def _probe(self) -> LinkModel:
         """Measure the link a few times and take the best: other load can only slow it down."""
@@ -262,7 +274,7 @@ class _Sweep:
         )
 
     def _predict(self, rate: str, measured: dict[str, _Measured]) -> dict[str, float | None]:
-        if FLOOR not in measured:
+        if FLOOR not in measured or self._machine is None:
             return dict.fromkeys(measured)
         surroundings = Surroundings(
             n_parameters=self._n_parameters,
@@ -278,9 +290,12 @@ class _Sweep:
     def _start(self, name: str, rate: str) -> _Measured:
         """Warm up a method at a rate, and choose the number of steps in a block."""
         self._report(f"{rate}: warming up {name}")
-        blocks = self._fleet.ask("run_block", name, _WARM_UP_STEPS_AT_RATE)
-        step_s = max(block.seconds for block in blocks) / _WARM_UP_STEPS_AT_RATE
-        return _Measured(max(1, min(_MOST_STEPS, round(self._settings.block_s / step_s))))
+        period = find_period(name)  # a block has whole periods
+        steps = period * _WARM_UP_STEPS_AT_RATE
+        blocks = self._fleet.ask("run_block", name, steps)
+        step_s = max(block.seconds for block in blocks) / steps
+        most = min(_MOST_STEPS, round(self._settings.block_s / step_s))
+        return _Measured(period * max(1, most // period))
 
     def _measure_block(self, name: str, measured: _Measured) -> None:
         before, busy_before = self._lab.read_counters(), read_busy_s()

@@ -17,6 +17,7 @@ from distlion_lab.planning.bench import measure_kernels
 from distlion_lab.planning.machine import Machine
 from distlion_netlab.calls import Answer, Block, Call
 from distlion_netlab.lab_run import LabRun, start_run
+from distlion_netlab.trace import Span, trace_step
 from distlion_netlab.workload import Workload
 
 _PROBE_TIMEOUT_S = 60.0
@@ -48,6 +49,7 @@ class SweepWorker:
         started, cpu_started = time.perf_counter(), time.process_time()
         for _ in range(steps):
             run.step()
+        run.wait_for_device()
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         dist.barrier()
         return Block(
@@ -88,6 +90,11 @@ class SweepWorker:
     def measure_kernels(self) -> Machine:
         """Measure the kernels."""
         return measure_kernels().machine
+
+    def trace(self, name: str) -> list[Span]:
+        """Do a step after a barrier, and return when its parts began and ended."""
+        dist.barrier()
+        return trace_step(self._runs[name].step)
 
     def verify(self, name: str) -> None:
         """Check that all workers hold the same parameters."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from distlion.errors import InvalidArgumentError
 from distlion_netlab.method_names import (
     ALL_REDUCE,
     BASELINES,
     FLOOR,
+    find_period,
     is_baseline,
     parse_vote,
 )
@@ -23,7 +25,7 @@ def check_trainers(names: Sequence[str]) -> None:
         InvalidArgumentError: One cannot.
     """
     for name in names:
-        if name not in (FLOOR, *BASELINES):
+        if name not in (FLOOR, *BASELINES) and find_period(name) == 1:
             parse_vote(name)
 
 
@@ -32,10 +34,14 @@ class GptWorkload:
     """Training steps of a GPT-2 with random weights and tokens, without dropout.
 
     Args:
-        layers, width, heads, vocabulary: Sizes of the model; its input and output embeddings are
-            separate.
-        batch_size: Sequences of a worker in a step.
+        layers, width, heads, vocabulary: Sizes of the model.
+        batch_size: Sequences of a worker in a backward pass.
         context: Tokens of a sequence.
+        backwards: Backward passes of a step, whose gradients are accumulated.
+        ties_embeddings: Whether the input embedding is also the output layer, so that its gradient
+            comes last.
+        device: Where workers train. On "cuda", all workers share the first GPU, and forward passes
+            run under autocast to bfloat16.
     """
 
     layers: int = 8
@@ -44,11 +50,14 @@ class GptWorkload:
     vocabulary: int = 4096
     batch_size: int = 2
     context: int = 64
+    backwards: int = 1
+    ties_embeddings: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise InvalidArgumentError(f"{name} is {value}; expected 1 or more")
+        for name in (field.name for field in fields(self) if field.type == "int"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.width % self.heads:
             raise InvalidArgumentError(f"width {self.width} is no multiple of {self.heads} heads")
 
