@@ -94,4 +94,4 @@ def test_the_page_on_pypi_links_to_the_repository() -> None:
     for pattern, place in re.findall(r"s#(.+?)#\\1\$here/(raw|blob)", commands):
         text = re.sub(pattern, rf"\1https://host/{place}/\2)", text)
     assert re.findall(links, text) == []
-    assert "](https://host/raw/benchmarks/results/step_time.png)" in text
+    assert "](https://host/raw/benchmarks/results/front.png)" in text
