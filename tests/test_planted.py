@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
+ROOT = Path(__file__).parents[1]
+MUTATIONS = ROOT / "campaigns" / "mutations"
 
 
 def test_every_bug_to_plant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "mutations"))
+    monkeypatch.syspath_prepend(str(MUTATIONS))
     mutations = importlib.import_module("planted_everywhere").EVERYWHERE
-    for path in (TESTS / "mutations").glob("planted*.py"):
+    for path in MUTATIONS.glob("planted*.py"):
         lists = vars(importlib.import_module(path.stem)).values()
         listed = [each for value in lists if isinstance(value, tuple) for each in value]
         left_out = [each.name for each in listed if hasattr(each, "old") and each not in mutations]
