@@ -27,7 +27,7 @@ from replay import (
 )
 from tiers import in_tiers
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STEPS = 5
 RULES = {name: matrix.RULES[name] for name in ("majority-zero", *matrix.first_of_each_class())}

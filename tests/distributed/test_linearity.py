@@ -18,7 +18,7 @@ import oracle
 from cluster import run_workers
 from tiers import in_tiers
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 N_COORDINATES = 2003
 STEPS = 200

@@ -74,11 +74,13 @@ def test_every_listener_is_that_of_a_group_of_gloo(tmp_path):
         assert [len(listeners) for listeners, _ in views] == [1, 3, 3, 4]
 
 
+@pytest.mark.slow
 def test_steps_open_no_listener(tmp_path):
     for views in run_workers(listen_beside, 2, str(tmp_path)):
         assert views[1] == views[2]
 
 
+@pytest.mark.slow
 def test_listeners_of_gloo_are_on_the_chosen_interface_alone(tmp_path):
     for views in run_workers(listen_beside, 2, str(tmp_path)):
         assert set(views[-1][0].values()) <= _LOOPBACK

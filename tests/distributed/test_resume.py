@@ -32,6 +32,7 @@ from replay import (
     snapshot,
     worker_grads,
 )
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -121,7 +122,7 @@ def resumed(world_size: int) -> list[dict[tuple[str, int], Outcome]]:
 
 @pytest.mark.parametrize("at", STOPS)
 @pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", in_tiers([1, 3], lambda n: n == 3))
 def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     world_size: int, name: str, at: int
 ) -> None:
