@@ -16,7 +16,6 @@ from cluster import run_workers
 from distlion import AllReduce, MomentumSync, Nodes, errors, faults
 from drawn import draw_grads
 from failures import Caught, assert_all_raised, caught
-from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -63,7 +62,7 @@ def assert_equal(left: Result, right: Result) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", in_tiers([2, 3], lambda n: n == 3))
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_patterns_and_overlap_give_the_same_bits(world_size: int) -> None:
     sync = MomentumSync(every=4)
     variants: dict[str, dict[str, Any]] = {

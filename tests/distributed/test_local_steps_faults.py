@@ -139,6 +139,7 @@ def endings_of_damage() -> list[list[Ending]]:
     return run_workers(meet_all, N_WORKERS)
 
 
+@pytest.mark.slow
 def test_damaged_bytes_stop_all_with_nothing_taken() -> None:
     ended = endings_of_damage()
     for number, (name, accident) in enumerate(DAMAGED.items()):
@@ -151,6 +152,7 @@ def test_damaged_bytes_stop_all_with_nothing_taken() -> None:
             assert (ending.afterwards, ending.is_whole) == ("ProcessGroupError", True), name
 
 
+@pytest.mark.slow
 def test_a_damaged_reply_of_the_server_is_taken_by_none_but_the_server() -> None:
     """The server has counted the vote itself, and misses the others in the next one."""
     server, *others = (endings[-1] for endings in endings_of_damage())

@@ -32,7 +32,6 @@ from replay import (
     snapshot,
     worker_grads,
 )
-from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -120,9 +119,10 @@ def resumed(world_size: int) -> list[dict[tuple[str, int], Outcome]]:
     return run_workers(resume_all, world_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", STOPS)
 @pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize("world_size", in_tiers([1, 3], lambda n: n == 3))
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     world_size: int, name: str, at: int
 ) -> None:
