@@ -40,7 +40,7 @@ TIMEOUT_S = 2.0
 MOMENTS = [(point, 1) for point in faults.POINTS if point != "checkpoint"]
 MOMENTS.insert(MOMENTS.index(("framed", 1)) + 1, ("framed", 2))
 # Each costs the others a timeout: before it is in an exchange, within it, before and after its end.
-QUICK_MOMENTS = [("framed", 2), ("before_commit", 1)]
+QUICK_MOMENTS = [("before_step", 1), ("framed", 2), ("before_commit", 1), ("after_commit", 1)]
 OTHERS = (0, 2)
 
 Moment = tuple[Any, int]
