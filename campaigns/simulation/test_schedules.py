@@ -23,7 +23,7 @@ from simulation.stand_ins import SIMULATED, installed
 from tiers import in_tiers
 
 QUICK, MANY = 200, 2000
-QUICK_DOUBLING, MANY_DOUBLING = 30, 1000
+QUICK_DOUBLING, MANY_DOUBLING = 100, 1000
 QUICK_CREWS, MANY_CREWS = 100, 1000
 QUICK_CALLS = 40
 ALL_KINDS = {*MESSAGE_FAULTS, "late", "leave", "settings", "give up"}
