@@ -23,7 +23,7 @@ DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e lab -e netlab -e flower
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
 INTERPRETED := TRITON_INTERPRET=1
 # What `make test` runs beside everything else; tests/harness.py marks it.
-APART := tests/crew tests/distributed tests/fuzz tests/integrations
+APART := tests/crew tests/distributed campaigns/fuzz tests/integrations
 # Of these, what mostly waits: for members that are silent, and for those that may still come.
 WAITING := tests/crew
 # The library and a few tests of what is around it; with ARGS, whatever these name.
@@ -78,29 +78,29 @@ test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then
 	part "Flower" make --no-print-directory test-flower ARGS=
 	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/votes/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
-	part "soak" $(BIN)/python tests/soak --minutes 1
+	part "soak" $(BIN)/python campaigns/soak --minutes 1
 	part "fuzz" make --no-print-directory fuzz MINUTES=$(MINUTES) ARGS=
-	part "mutations" $(BIN)/python tests/mutations
+	part "mutations" $(BIN)/python campaigns/mutations
 	sum_up
 
 test-lab: $(VENV)/.ready-test  ## run all tests of the commands in lab/ and netlab/
 	@$(BIN)/pytest lab/tests netlab/tests $(ARGS)
 
 test-benchmarks: $(VENV)/.ready-test  ## run all tests of the programs in benchmarks/
-	@$(BIN)/pytest tests/benchmarks $(ARGS)
+	@$(BIN)/pytest benchmarks/tests $(ARGS)
 
 test-flower: $(FLOWER)/.ready  ## run all tests of flower/ in an environment of its own, which has Flower
 	@PATH="$(CURDIR)/$(FLOWER)/bin:$$PATH" FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
 	    "$(FLOWER)/bin/python" -m pytest flower/tests $(ARGS)
 
 simulate: $(VENV)/.ready-test  ## play SEEDS schedules of failing workers in simulated networks; with SEED=17 only that one, told line by line
-	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+	@PYTHONPATH=tests:campaigns $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 fuzz: $(VENV)/.ready-test  ## play random programs over the public API for MINUTES; with SEED=17 only that one, cut down to what it takes to fail
-	@PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) $(ARGS)
+	@PYTHONPATH=tests:campaigns $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) $(ARGS)
 
 bits: $(VENV)/.ready-test  ## compare the bits of short training runs with those on record; ARGS="check nodes" only some, ARGS=record writes them anew
-	@PYTHONPATH=tests $(BIN)/python -m bits $(or $(ARGS),check)
+	@PYTHONPATH=tests:campaigns $(BIN)/python -m bits $(or $(ARGS),check)
 
 bench: $(VENV)/.ready-test  ## run every program in benchmarks/
 	@shopt -s nullglob
@@ -130,7 +130,7 @@ sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and U
 	    -p no:cacheprovider --ignore=tests/kernels/test_architectures.py tests/kernels tests/wire/test_frame*.py $(ARGS)
 
 soak: $(VENV)/.ready-test  ## as root: kill, stop and cut off workers for MINUTES, and compare with a quiet run
-	@$(BIN)/python tests/soak --minutes $(MINUTES) $(ARGS)
+	@$(BIN)/python campaigns/soak --minutes $(MINUTES) $(ARGS)
 
 wheel: $(VENV)/.ready-test  ## build the wheels into dist/, install that of distlion in a clean environment, and test the kernels with it
 	@rm -rf dist build/wheel

@@ -53,9 +53,9 @@ PRELOAD = [
 _MODELS = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.vit.modeling_vit"]
 PRELOAD_FOR = {
     "lab": ["distlion_lab.training.run", "sklearn.datasets", *_MODELS],
-    "integrations": _MODELS,
+    "test_hf_kinds.py": _MODELS,
 }
-"""Further modules for tests in these folders; importing them doubles the time of the start."""
+"""Further modules for tests in these folders or files; they double the time of the start."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
@@ -65,7 +65,7 @@ def start_server(folders: Collection[str] = ()) -> None:
     """Start the server, unless it runs: everything that this process forks later comes from it.
 
     Args:
-        folders: Names of folders below tests from which tests will run.
+        folders: Names of folders below tests, and of files, from which tests will run.
     """
     more = [name for folder in PRELOAD_FOR if folder in folders for name in PRELOAD_FOR[folder]]
     _context.set_forkserver_preload([*PRELOAD, *more])

@@ -27,16 +27,15 @@ pytest_plugins = ["small_disk"]
 settings.register_profile("distlion", deadline=None)
 settings.load_profile("distlion")
 
+ROOT = Path(__file__).resolve().parents[1]
+
 APART = [
-    Path(__file__).resolve().parent / name
-    for name in ("crew", "distributed", "fuzz", "integrations")
+    ROOT / name
+    for name in ("tests/crew", "tests/distributed", "tests/integrations", "campaigns/fuzz")
 ]
 """Folders whose tests `make test` runs beside all others: together they take as long."""
 
-AROUND = [
-    Path(__file__).resolve().parents[1] / name
-    for name in ("lab/tests", "netlab/tests", "flower/tests", "tests/benchmarks")
-]
+AROUND = [ROOT / name for name in ("lab/tests", "netlab/tests", "flower/tests", "benchmarks/tests")]
 """Folders of which `make test` runs only what is marked `smoke`."""
 
 

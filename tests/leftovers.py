@@ -15,7 +15,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-TESTS = f"{Path(__file__).resolve().parent}{os.sep}"
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = tuple(f"{ROOT / name}{os.sep}" for name in ("tests", "campaigns", "benchmarks/tests"))
 KEPT = {"rank_process", "leftovers", "cluster", "__main__", "__mp_main__"}
 
 WATCHED = {

@@ -59,7 +59,8 @@ def _take_out_programs() -> dict[str, ModuleType]:
     found = {
         name: module
         for name, module in sys.modules.items()
-        if (getattr(module, "__file__", None) or "").startswith(f"{BENCHMARKS}/")
+        if (path := getattr(module, "__file__", None) or "").startswith(f"{BENCHMARKS}/")
+        and not path.startswith(f"{BENCHMARKS}/tests/")
     }
     for name in found:
         del sys.modules[name]

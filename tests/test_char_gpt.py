@@ -158,6 +158,7 @@ def differing(runs: tuple[Run, ...], others: tuple[Run, ...]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_replicas_agree_and_losses_fall() -> None:
     for runs in (tell().before, tell().after):
         first, second = (run.tensors for run in runs)
@@ -168,11 +169,13 @@ def test_replicas_agree_and_losses_fall() -> None:
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_gradients_are_scaled_and_a_step_is_skipped_on_all_workers_if_one_overflows() -> None:
     assert [run.committed for run in tell().after] == [ITERATIONS - SKIPPED] * N
     assert [run.scale for run in tell().after] == [FIRST_SCALE / 2**SKIPPED] * N
 
 
+@pytest.mark.slow
 def test_only_rank_0_evaluates() -> None:
     for first, second in (tell().before, tell().after):
         assert first.drawn["validation"] == 1 + ITERATIONS // EVERY
@@ -181,11 +184,13 @@ def test_only_rank_0_evaluates() -> None:
         assert "loss" not in second.printed
 
 
+@pytest.mark.slow
 def test_run_with_ddp_resumes_with_the_bits_of_an_uninterrupted_one() -> None:
     assert tell().before_resumed[0].drawn["train"] < tell().before[0].drawn["train"]
     assert differing(tell().before_resumed, tell().before) == []
 
 
+@pytest.mark.slow
 def test_run_with_votes_resumes_after_a_crash_with_the_bits_of_an_uninterrupted_one() -> None:
     survivor, victim = tell().crash
     assert isinstance(survivor, PeerLostError)

@@ -223,7 +223,7 @@ def find_command_faults(
     faults = [
         word
         for word in words
-        if re.fullmatch(r"(examples|benchmarks|tests|docs)/[\w./-]+", word)
+        if re.fullmatch(r"(examples|benchmarks|campaigns|tests|docs)/[\w./-]+", word)
         and not (ROOT / word).exists()
     ]
     if "install" in words or "distlion" not in words:

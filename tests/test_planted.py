@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
+ROOT = Path(__file__).parents[1]
+MUTATIONS = ROOT / "campaigns" / "mutations"
 
 
-def test_every_bug_to_plant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "mutations"))
-    mutations = importlib.import_module("planted_everywhere").EVERYWHERE
-    for path in (TESTS / "mutations").glob("planted*.py"):
+@pytest.fixture
+def mutations(monkeypatch: pytest.MonkeyPatch) -> Sequence[Any]:
+    monkeypatch.syspath_prepend(str(MUTATIONS))
+    everywhere: Sequence[Any] = importlib.import_module("planted_everywhere").EVERYWHERE
+    return everywhere
+
+
+def test_every_bug_to_plant_has_its_place(mutations: Sequence[Any]) -> None:
+    for path in MUTATIONS.glob("planted*.py"):
         lists = vars(importlib.import_module(path.stem)).values()
         listed = [each for value in lists if isinstance(value, tuple) for each in value]
         left_out = [each.name for each in listed if hasattr(each, "old") and each not in mutations]
@@ -24,3 +33,25 @@ def test_every_bug_to_plant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> No
         text = (ROOT / mutation.path).read_text()
         assert text.count(mutation.old) == 1, mutation.name
         assert all(Path(ROOT, str(test).split("::")[0]).exists() for test in mutation.test_paths)
+
+
+@functools.cache
+def slow_names(path: Path) -> set[str]:
+    """Return the functions and classes of a module that are slow, or its own name for all."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            marks = {ast.unparse(each) for each in node.decorator_list}
+            if "pytest.mark.slow" in marks:
+                found.add(node.name)
+        elif ast.unparse(node).startswith("pytestmark") and "pytest.mark.slow" in ast.unparse(node):
+            found.add(path.stem)
+    return found
+
+
+def test_every_bug_to_plant_has_a_quick_test_that_notices_it(mutations: Sequence[Any]) -> None:
+    for mutation in mutations:
+        for test in mutation.test_paths:
+            file, _, name = str(test).partition("::")
+            path = ROOT / file
+            assert not slow_names(path) & {path.stem, name.partition("[")[0]}, mutation.name

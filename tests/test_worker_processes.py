@@ -131,6 +131,8 @@ def test_a_process_whose_caches_hold_a_mesh_is_not_used_again() -> None:
 
 def test_no_two_test_modules_have_one_name() -> None:
     """Pytest refuses the second one, and a worker would take the first one for it."""
-    folders = Path(__file__).parent.rglob("test_*.py")
-    names = Counter(path.name for path in folders if not (path.parent / "__init__.py").exists())
+    root = Path(__file__).parents[1]
+    folders = [root / name for name in ("tests", "campaigns", "benchmarks/tests")]
+    paths = [path for folder in folders for path in folder.rglob("test_*.py")]
+    names = Counter(path.name for path in paths if not (path.parent / "__init__.py").exists())
     assert [name for name, times in names.items() if times > 1] == []

@@ -1,4 +1,8 @@
-"""Two tiers of one matrix: `make test` runs its quick cases, `make test-all` the others too."""
+"""Two tiers of one matrix: `make test` runs its quick cases, `make test-all` the others too.
+
+Quick are the killers of planted bugs, the exams of kernels, rules and patterns, and a sample of
+each matrix: as many cases as it takes to show each row and each column once. All others are slow.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def with_damage(path: Path, spoil: Callable[[bytearray], None], look: Callable[[
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("flips", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_every_flipped_bit_is_found_and_its_file_named(checkpoint: Path, flips: int) -> None:
     rng = random.Random(flips)
     files, run = files_of(checkpoint), Run()

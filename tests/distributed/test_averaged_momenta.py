@@ -16,7 +16,6 @@ from cluster import run_workers
 from distlion import AllReduce, MomentumSync, Nodes, errors, faults
 from drawn import draw_grads
 from failures import Caught, assert_all_raised, caught
-from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -62,7 +61,8 @@ def assert_equal(left: Result, right: Result) -> None:
         assert all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.parametrize("world_size", in_tiers([2, 3], lambda n: n == 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_patterns_and_overlap_give_the_same_bits(world_size: int) -> None:
     sync = MomentumSync(every=4)
     variants: dict[str, dict[str, Any]] = {
@@ -94,6 +94,7 @@ def train_in_nodes(rank: int, world_size: int, size: int, sync: MomentumSync) ->
     return snapshot(optimizer)
 
 
+@pytest.mark.slow
 def test_nodes_have_the_momenta_of_single_workers() -> None:
     sync = MomentumSync(every=3)
     alone = run_workers(train, 2, {"alone": {"momentum_sync": sync, "exchange": AllReduce()}})
@@ -123,6 +124,7 @@ def keep_mean(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     return momenta[0], momenta[1]
 
 
+@pytest.mark.slow
 def test_mean_momentum_is_the_same_with_and_without() -> None:
     results = run_workers(keep_mean, 3)
 
@@ -150,6 +152,7 @@ def accidents() -> dict[str, list[Any]]:
     return stage_all(ACCIDENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACCIDENTS)
 def test_kill_while_momenta_travel_leaves_no_step_half_done(
     accidents: dict[str, list[Any]], name: str

@@ -28,7 +28,7 @@ from failures import (
     set_grads,
 )
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STEP_S, BUSY_S = 2.0, 300.0
 LIMITS: dict[str, Any] = {"timeouts": distlion.Timeouts(step_s=STEP_S, busy_s=BUSY_S)}

@@ -92,6 +92,7 @@ def test_virtual_workers_go_on_with_what_real_ones_saved_and_back(tmp_path: Path
         assert all(map(torch.equal, momenta_of(tensors), momenta_of(saved[rank])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_other_numbers_of_workers_begin_with_the_mean_of_their_neighbourhoods(
     tmp_path: Path, world_size: int
@@ -110,6 +111,7 @@ def test_other_numbers_of_workers_begin_with_the_mean_of_their_neighbourhoods(
         assert torch.equal(momenta[1][0], pair)
 
 
+@pytest.mark.slow
 def test_nodes_of_another_size_are_another_number_of_voters(tmp_path: Path) -> None:
     saved = run_workers(save_and_return, 4, str(tmp_path), 2)
     # Two nodes of two are two voters: two workers take their momenta over as they are.
@@ -163,6 +165,7 @@ def load_elsewhere(rank: int, world_size: int, folder: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_folders_of_other_hosts_lack_the_momenta_of_this_one_and_it_is_said(tmp_path: Path) -> None:
     for text in run_workers(load_elsewhere, 2, str(tmp_path)):
         assert "failed on ranks 0, 1" in text
@@ -236,6 +239,7 @@ def save_behind(rank: int, world_size: int, folder: str) -> tuple[bool, int]:
     return all(map(torch.equal, worker.tensors(), expected)), len(os.listdir(folder))
 
 
+@pytest.mark.slow
 def test_steps_go_on_while_a_save_is_written(tmp_path: Path) -> None:
     assert run_workers(save_behind, 3, str(tmp_path)) == [(True, 2)] * 3
 
@@ -308,6 +312,7 @@ def load_other_steps(rank: int, world_size: int, folder: str) -> tuple[str, int]
     return text, worker.load(f"{own}/step-000000000001").step
 
 
+@pytest.mark.slow
 def test_hosts_with_different_checkpoints_before_them_are_told_to_name_one(tmp_path: Path) -> None:
     for text, step in run_workers(load_other_steps, 2, str(tmp_path)):
         assert "steps 0: 2, 1: 1" in text and "name one that all of them have" in text
@@ -334,6 +339,7 @@ def save_own_things(rank: int, world_size: int, folder: str) -> str:
     return str(refused.value).split("] ", 1)[1]
 
 
+@pytest.mark.slow
 def test_buffers_and_extra_come_from_whoever_stood_at_ones_place(tmp_path: Path) -> None:
     (said,) = set(run_workers(save_own_things, 4, str(tmp_path)))
     assert said.startswith("check_checkpoint_folder() failed on rank 1: ")

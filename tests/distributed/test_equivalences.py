@@ -25,9 +25,8 @@ from replay import (
     snapshot,
     worker_grads,
 )
-from tiers import in_tiers
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STEPS = 5
 RULES = {name: matrix.RULES[name] for name in ("majority-zero", *matrix.first_of_each_class())}
@@ -78,7 +77,7 @@ def outcomes_of(world_size: int) -> list[dict[str, Outcome]]:
 @pytest.mark.parametrize("variant", [*matrix.PATTERNS, "buckets", "all-gather, buckets"])
 @pytest.mark.parametrize(
     ("world_size", "rule_name"),
-    in_tiers([(n, r) for n in (2, 3, 5) for r in rules_of(n)], lambda case: case[0] == 3),
+    [(n, r) for n in (2, 3, 5) for r in rules_of(n)],
 )
 def test_pattern_and_buckets_change_no_bit(world_size: int, rule_name: str, variant: str) -> None:
     pattern = matrix.PATTERNS.get(variant)
@@ -91,7 +90,7 @@ def test_pattern_and_buckets_change_no_bit(world_size: int, rule_name: str, vari
         )
 
 
-@pytest.mark.parametrize("world_size", in_tiers([1, 2, 3, 5], lambda n: n in (1, 3)))
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_quantized_vote_of_one_bit_equals_majority_vote(world_size: int) -> None:
     for rank, outcomes in enumerate(outcomes_of(world_size)):
         assert outcomes["majority"].error is None, outcomes["majority"].error
@@ -105,7 +104,7 @@ def test_rules_do_not_all_agree() -> None:
     assert len(ends) == len(RULES)
 
 
-@pytest.mark.parametrize("world_size", in_tiers([2, 3, 5], lambda n: n == 3))
+@pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_all_ranks_hold_equal_parameters(world_size: int) -> None:
     outcomes = outcomes_of(world_size)
     for name, first in outcomes[0].items():

@@ -80,17 +80,15 @@ ALL = (KILLED, STOPPED, KILLED_ELSEWHERE, STOPPED_ELSEWHERE, LATE, BUSY)
 # Every moment of a kill and every pattern once; what repeats them elsewhere is slow.
 QUICK = (
     set(MOMENTS),
-    {"before_step", "framed", "before_commit", "framed again"},
+    {"framed again", "before_commit"},
     {
-        "rank 0, before its reply",
         "all-gather, counted",
         "doubling, in a later round",
-        "server's worker",
         "the server, before the reply",
         "overlap, a later bucket",
         "nodes, before its votes",
     },
-    {"overlap", "nodes"},
+    {"nodes"},
     {"all-reduce"},
     {"kill"},
 )

@@ -14,7 +14,7 @@ import pytest
 
 import endings
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 TIMEOUT_S = 3.0
 FAR_S = 60.0

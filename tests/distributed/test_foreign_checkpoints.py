@@ -14,7 +14,7 @@ import distlion
 from cluster import run_workers
 from distlion import errors
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 Caught = tuple[str, str, int]
 

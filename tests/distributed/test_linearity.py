@@ -16,9 +16,8 @@ import torch
 import distlion
 import oracle
 from cluster import run_workers
-from tiers import in_tiers
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 N_COORDINATES = 2003
 STEPS = 200
@@ -82,7 +81,7 @@ def follow(
     return Trace(np.stack(moved), np.stack(exp_avg))
 
 
-@pytest.mark.parametrize("world_size", in_tiers(range(1, 6), lambda n: n == 3))
+@pytest.mark.parametrize("world_size", range(1, 6))
 def test_full_precision_follows_float64_lion_on_the_mean_gradient(world_size: int) -> None:
     traces = run_workers(follow, world_size, "noisy_gradient", STEPS, BETAS, measured=False)
     lion = oracle.Lion64(*BETAS, np.zeros(N_COORDINATES))
@@ -109,7 +108,7 @@ def test_full_precision_follows_float64_lion_on_the_mean_gradient(world_size: in
     assert undecided < LARGEST_UNDECIDED_FRACTION * STEPS * N_COORDINATES
 
 
-@pytest.mark.parametrize("world_size", in_tiers(range(1, 6), lambda n: n == 3))
+@pytest.mark.parametrize("world_size", range(1, 6))
 def test_full_precision_follows_lion_exactly_where_no_operation_rounds(world_size: int) -> None:
     traces = run_workers(
         follow, world_size, "dyadic_gradient", DYADIC_STEPS, DYADIC_BETAS, measured=False

@@ -67,20 +67,26 @@ def listen_beside(rank: int, world_size: int, folder: str) -> list[View]:
     return views
 
 
-def test_every_listener_is_that_of_a_group_of_gloo(tmp_path):
-    for views in run_workers(listen_beside, 2, str(tmp_path)):
+@pytest.fixture(scope="module")
+def views_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[View]]:
+    # Torch's groups of an earlier job may keep their sockets.
+    return run_workers(listen_beside, 2, str(tmp_path_factory.mktemp("saved")), fresh=True)
+
+
+def test_every_listener_is_that_of_a_group_of_gloo(views_of_ranks):
+    for views in views_of_ranks:
         # The group of all; the optimizer's own, for votes and for questions; its checkpoints'.
         assert [groups for _, groups in views] == [1, 3, 3, 4]
         assert [len(listeners) for listeners, _ in views] == [1, 3, 3, 4]
 
 
-def test_steps_open_no_listener(tmp_path):
-    for views in run_workers(listen_beside, 2, str(tmp_path)):
+def test_steps_open_no_listener(views_of_ranks):
+    for views in views_of_ranks:
         assert views[1] == views[2]
 
 
-def test_listeners_of_gloo_are_on_the_chosen_interface_alone(tmp_path):
-    for views in run_workers(listen_beside, 2, str(tmp_path)):
+def test_listeners_of_gloo_are_on_the_chosen_interface_alone(views_of_ranks):
+    for views in views_of_ranks:
         assert set(views[-1][0].values()) <= _LOOPBACK
 
 

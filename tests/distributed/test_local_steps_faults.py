@@ -36,7 +36,6 @@ TIMEOUT_S = 2.0
 # Votes and replies are framed one after the other; checkpoints are saved between steps.
 MOMENTS = {point: (point, 1) for point in faults.POINTS if point != "checkpoint"}
 MOMENTS["framed again"] = ("framed", 2)
-LATE = ("before_step", "framed", "before_commit")
 
 KILLED = {name: VoteAccident(*moment) for name, moment in MOMENTS.items()}
 KILLED |= {f"scaled, {name}": VoteAccident(*each, rule=SCALED) for name, each in MOMENTS.items()}
@@ -46,7 +45,11 @@ STOPPED = {
 }
 KILLED_LATE = {name: VoteAccident(*MOMENTS[name], delay=2) for name in MOMENTS}
 TABLES = (KILLED, STOPPED, KILLED_LATE)
-QUICK = (set(MOMENTS), {"counted", "before_commit"}, set(LATE))
+QUICK = (
+    {"framed", "framed again", "before_commit", "scaled, counted"},
+    {"before_commit"},
+    {"framed"},
+)
 
 
 def each_of(table: dict[str, VoteAccident]) -> pytest.MarkDecorator:
@@ -136,6 +139,7 @@ def endings_of_damage() -> list[list[Ending]]:
     return run_workers(meet_all, N_WORKERS)
 
 
+@pytest.mark.slow
 def test_damaged_bytes_stop_all_with_nothing_taken() -> None:
     ended = endings_of_damage()
     for number, (name, accident) in enumerate(DAMAGED.items()):
@@ -148,6 +152,7 @@ def test_damaged_bytes_stop_all_with_nothing_taken() -> None:
             assert (ending.afterwards, ending.is_whole) == ("ProcessGroupError", True), name
 
 
+@pytest.mark.slow
 def test_a_damaged_reply_of_the_server_is_taken_by_none_but_the_server() -> None:
     """The server has counted the vote itself, and misses the others in the next one."""
     server, *others = (endings[-1] for endings in endings_of_damage())

@@ -11,7 +11,7 @@ import distlion
 from distlion.votes import Aggregation
 from local_cases import check_cases
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 RULES: list[Aggregation] = [
     distlion.ScaledVote(),

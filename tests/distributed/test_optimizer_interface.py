@@ -48,6 +48,7 @@ def run_with_schedule(rank: int, world_size: int, case: Case) -> Outcome:
     return snapshot(optimizer)
 
 
+@pytest.mark.slow
 def test_schedule_with_a_warm_up_from_zero_is_followed() -> None:
     case = simple_case(steps=10)
     spec = case.groups[0]
@@ -91,6 +92,7 @@ def step_without_closure(rank: int, world_size: int) -> Any:
     return optimizer.step()
 
 
+@pytest.mark.slow
 def test_step_without_closure_returns_none() -> None:
     assert run_workers(step_without_closure, 2) == [None, None]
 
@@ -193,6 +195,7 @@ def play_twice(rank: int, world_size: int, case: Case) -> bool:
     return torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_run_repeats_to_the_bit_and_leaves_the_global_seed_alone() -> None:
     assert run_workers(play_twice, 3, simple_case(steps=6)) == [True] * 3
 
@@ -206,6 +209,7 @@ def seeds_differ(rank: int, world_size: int) -> bool:
     return any(not np.array_equal(a, b) for a, b in zip(one.params, other.params, strict=True))
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_run() -> None:
     assert run_workers(seeds_differ, 2) == [True] * 2
 
@@ -231,6 +235,7 @@ def learn(rank: int, world_size: int, aggregation: Any) -> tuple[float, float]:
     return losses[0], losses[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", matrix.first_of_each_class())
 def test_workers_learn_together(name: str) -> None:
     for first, last in run_workers(learn, 3, matrix.RULES[name]):

@@ -14,7 +14,7 @@ from distributed import sharded_models
 from failures import params_of
 from replay import run_backward
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STEPS = 64
 SLOW, FAST = 2.0, 1.0

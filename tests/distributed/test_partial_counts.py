@@ -13,7 +13,7 @@ from distlion.errors import InvalidArgumentError
 from replay import Case, GroupSpec, assert_equal_to_the_bit, play_all
 from two_levels import TwoLevels
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 RULES = {"majority": distlion.MajorityVote(), "average": distlion.Average()}
 CASES = [

@@ -22,6 +22,7 @@ from failures import (
     note_wait,
     set_grads,
 )
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -49,6 +50,7 @@ def replace_then_step(rank: int, world_size: int, folder: str) -> Caught | None:
     return caught(optimizer, optimizer.step)
 
 
+@pytest.mark.slow
 def test_step_after_replacing_the_group_is_an_error_on_every_rank(tmp_path: Any) -> None:
     outcomes = run_workers(replace_then_step, 2, str(tmp_path))
     assert_all_raised(outcomes, errors.ProcessGroupError, "destroyed|replaced|another")
@@ -58,7 +60,7 @@ def build_without_group(rank: int, world_size: int) -> Caught | None:
     return caught(None, make_optimizer)
 
 
-@pytest.mark.parametrize("variable", ["2", "16"])
+@pytest.mark.parametrize("variable", in_tiers(["2", "16"], lambda n: n == "16"))
 def test_world_size_without_a_group_is_an_error(variable: str) -> None:
     outcomes = run_workers(
         build_without_group, 2, process_group=False, environment={"WORLD_SIZE": variable}
@@ -84,6 +86,7 @@ def join_late(rank: int, world_size: int, folder: str) -> Caught | None:
     return caught(optimizer, optimizer.step)
 
 
+@pytest.mark.slow
 def test_group_that_appears_after_construction_is_an_error_on_every_rank(tmp_path: Any) -> None:
     outcomes = run_workers(join_late, 2, str(tmp_path), process_group=False)
     assert_all_raised(outcomes, errors.ProcessGroupError, "init_process_group|process group")
@@ -135,6 +138,7 @@ def step_after_a_lost_peer(rank: int, world_size: int) -> Caught | None:
     return caught(optimizer, optimizer.step)
 
 
+@pytest.mark.slow
 def test_group_is_dead_after_a_peer_was_lost() -> None:
     outcomes = run_workers(step_after_a_lost_peer, 3)
     for rank in (0, 2):

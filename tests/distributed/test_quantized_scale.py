@@ -16,7 +16,7 @@ import distlion
 import oracle
 from cluster import run_workers
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 N_COORDINATES = oracle.SCALE_BLOCK
 LR = 2.0**-10

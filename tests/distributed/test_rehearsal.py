@@ -11,7 +11,7 @@ from distlion import errors
 from distlion_netlab.rehearsal import rehearse_step
 from failures import Caught, assert_all_raised, caught, make_optimizer, set_grads
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def rehearse_well(rank: int, world_size: int) -> tuple[list[Caught | None], int, list[int], int]:

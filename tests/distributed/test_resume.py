@@ -119,6 +119,7 @@ def resumed(world_size: int) -> list[dict[tuple[str, int], Outcome]]:
     return run_workers(resume_all, world_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", STOPS)
 @pytest.mark.parametrize("name", RESUMED)
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -123,6 +123,7 @@ def train_with_overflow(rank: int, world_size: int) -> tuple[bool, list[bytes]]:
     return any(bool(each.any()) for each in momenta), digest(model)
 
 
+@pytest.mark.slow
 def test_an_overflow_that_one_shard_was_told_of_takes_the_vote_from_all_of_that_worker():
     found = run_workers(train_with_overflow, N_RANKS)
     assert [voted for voted, _ in found] == [False, False, True, True]
@@ -278,6 +279,7 @@ def train_empty(rank: int, world_size: int, options: dict[str, Any]) -> tuple[bo
     return is_empty, digest(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -310,6 +312,7 @@ def differ_among_three(rank: int, world_size: int) -> tuple[str, str, tuple[int,
     return catch(optimizer.step)
 
 
+@pytest.mark.slow
 def test_ranks_of_other_shards_name_who_left_the_majority_too():
     for rank, (kind, text, culprits) in enumerate(run_workers(differ_among_three, 6)):
         assert (kind, culprits) == ("ReplicaMismatchError", (3,))

@@ -261,6 +261,7 @@ def changed() -> list[dict[tuple[str, bool], Any]]:
     return run_workers(change_after_arrival, N_RANKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_added_to", [False, True])
 @pytest.mark.parametrize("name", [*CHANGES, "a later hook"])
 def test_a_gradient_that_changes_after_it_arrived_ends_the_step_on_all_ranks(name, is_added_to):
@@ -335,6 +336,7 @@ def warn_of_all_reduce(rank: int, world_size: int) -> tuple[list[str], list[str]
     return texts[0], texts[1], ""
 
 
+@pytest.mark.slow
 def test_workers_that_fsdp_has_averaged_are_told():
     for averaged, apart, refused in run_workers(warn_of_all_reduce, N_RANKS):
         assert averaged == [IdenticalGradientsWarning.__name__]

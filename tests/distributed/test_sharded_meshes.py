@@ -27,7 +27,7 @@ from distributed.sharded_models import (
     shard,
 )
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 N_RANKS = 4
 

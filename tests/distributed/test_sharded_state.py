@@ -170,6 +170,7 @@ def gather_saved(rank: int, world_size: int, path: str) -> tuple[list[bytes], li
     )
 
 
+@pytest.mark.slow
 def test_two_shards_are_loaded_as_one(folder):
     path = f"{folder}/2D"
     if not Path(path).exists():
@@ -221,6 +222,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind", "text", "goes_on"),
     [

@@ -22,7 +22,7 @@ from cluster import run_workers
 from distlion.votes import Aggregation
 from drawn import draw_grads, make_params, set_grads
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 SHAPES: dict[str, int | tuple[int, ...]] = {"p0": (70, 5), "p1": (5,), "p2": (1100,)}
 STEPS = 3

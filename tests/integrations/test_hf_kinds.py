@@ -41,6 +41,7 @@ def run_example(rank: int, world_size: int, arguments: list[str]) -> dict[str, A
     }
 
 
+@pytest.mark.slow
 def test_example_trains(tmp_path: Path) -> None:
     arguments = ["--folder", str(tmp_path), "--steps", "4"]
     for found in run_workers(run_example, 2, arguments, timeout_s=120):

@@ -50,6 +50,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_workers(sit, 2, "", jobs, timeout_s=90)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_framework_has_the_bits_of_a_plain_loop(framework: str, plain: Any, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(framework, "lightning"))

@@ -205,6 +205,7 @@ def test_what_is_missing_is_said_in_a_line(
     assert text in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_recipe_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, str(RECIPES / "gpt2.py"), "--tiny"],

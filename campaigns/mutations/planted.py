@@ -8,6 +8,14 @@ from pathlib import Path
 OTHERS = ("lab", "netlab", "flower")
 """Folders of the other distributions in this repository."""
 
+CAMPAIGNS = ("bits", "formats", "fuzz", "simulation")
+
+FOLDERS = {
+    **dict.fromkeys(CAMPAIGNS, "campaigns/{0}"),
+    **dict.fromkeys((*OTHERS, "benchmarks"), "{0}/tests"),
+}
+"""Where tests are that are not below tests, by the first part of a path."""
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -18,8 +26,8 @@ class Mutation:
         file: Below src/distlion; with a name of ``OTHERS`` in front below that folder's package.
         old: Text that occurs once in the file.
         new: What stands there instead.
-        tests: What must fail: paths below tests, or with a name of ``OTHERS`` in front below that
-            folder's tests; with ``::`` and a test where one is enough.
+        tests: What must fail: paths below tests, or with the name of another folder in front as in
+            ``FOLDERS``; with ``::`` and a test where one is enough.
         interprets: Whether Triton's kernels are interpreted; slow tests are left out then.
     """
 
@@ -33,17 +41,17 @@ class Mutation:
     @property
     def path(self) -> Path:
         """The file, from the repository's top folder."""
-        return _place(self.file, "src/distlion", "{0}/src/distlion_{0}")
+        return _place(self.file, "src/distlion", dict.fromkeys(OTHERS, "{0}/src/distlion_{0}"))
 
     @property
     def test_paths(self) -> list[Path]:
         """The tests, from the repository's top folder."""
-        return [_place(test, "tests", "{0}/tests") for test in self.tests]
+        return [_place(test, "tests", FOLDERS) for test in self.tests]
 
 
-def _place(path: str, ours: str, theirs: str) -> Path:
+def _place(path: str, ours: str, theirs: dict[str, str]) -> Path:
     folder, _, below = path.partition("/")
-    return Path(theirs.format(folder), below) if folder in OTHERS else Path(ours, path)
+    return Path(theirs[folder].format(folder), below) if folder in theirs else Path(ours, path)
 
 
 BLAME = ("distributed/test_blame.py",)

@@ -9,9 +9,10 @@
     against.py         play cases with this library and with that of another checkout
     digests.json       for each case: a digest of the parameters, and one of each worker's state
 
-    PYTHONPATH=tests python -m bits check     # which cases differ; WORDS restrict the cases
-    PYTHONPATH=tests python -m bits record    # write digests.json again
-    PYTHONPATH=tests python -m bits compare --against FOLDER    # all cases, without records
+    export PYTHONPATH=tests:campaigns
+    python -m bits check     # which cases differ; WORDS restrict the cases
+    python -m bits record    # write digests.json again
+    python -m bits compare --against FOLDER    # all cases, without records
 
 These files use only names that ``import distlion`` exports. They survive a restructuring unchanged.
 

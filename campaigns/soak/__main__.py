@@ -1,6 +1,6 @@
 """Train on hosts of the network lab while they are killed, stopped and cut off, again and again.
 
-    make soak MINUTES=30             or    python tests/soak [--minutes 1] [--workers 3] [--seed 0]
+    make soak MINUTES=30         or    python campaigns/soak [--minutes 1] [--workers 3] [--seed 0]
 
 In each round all workers start from the latest checkpoint, which must be the last that was saved.
 After a number of steps that the seed draws, one of them is killed, stopped, or loses its link. All

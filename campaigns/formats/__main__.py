@@ -1,7 +1,7 @@
 """Read damaged files of some formats, and count what comes of it.
 
-PYTHONPATH=tests python -m formats --count 1000 cifar checkpoint
-PYTHONPATH=tests python -m formats --first 17 --count 1 cifar
+PYTHONPATH=tests:campaigns python -m formats --count 1000 cifar checkpoint
+PYTHONPATH=tests:campaigns python -m formats --first 17 --count 1 cifar
 
 Ends with 0 where each file was read, or refused with an error of distlion.errors.
 """

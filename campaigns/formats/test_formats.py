@@ -10,7 +10,7 @@ import pytest
 from cluster import run_workers
 from formats.campaign import FORMATS, prepare_process, run
 
-QUICK = 200
+QUICK = 50
 ALL = 100_000
 CHUNK = 12_500
 # The limit of a worker: a file that is read without an end is one that died.

@@ -1,6 +1,6 @@
 """Plant each bug of the lists here in a copy of the package: some test must fail for each.
 
-python tests/mutations [WORDS OF A NAME]
+python campaigns/mutations [WORDS OF A NAME]
 """
 
 from __future__ import annotations

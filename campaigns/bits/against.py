@@ -12,7 +12,8 @@ from pathlib import Path
 from bits import ledger
 from bits.ledger import Digests
 
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(str(ROOT / name) for name in ("tests", "campaigns"))
 ASKED = """
 from importlib import metadata, util
 found = util.find_spec("distlion")
@@ -85,4 +86,4 @@ def _play(python: Path, words: Sequence[str]) -> dict[str, Digests]:
 
 def _make_environment() -> dict[str, str]:
     # Nothing is written into the other checkout.
-    return {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": PATHS, "PYTHONDONTWRITEBYTECODE": "1"}

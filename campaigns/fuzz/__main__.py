@@ -1,7 +1,7 @@
 """Play random programs for some minutes, or one of them again.
 
-PYTHONPATH=tests python -m fuzz --minutes 30
-PYTHONPATH=tests python -m fuzz --seed 17
+PYTHONPATH=tests:campaigns python -m fuzz --minutes 30
+PYTHONPATH=tests:campaigns python -m fuzz --seed 17
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compare all cases with digests.json, or with another checkout, or record them again.
 
-PYTHONPATH=tests python -m bits check [WORDS OF A CASE'S NAME]
-PYTHONPATH=tests python -m bits record
-PYTHONPATH=tests python -m bits compare --against FOLDER [WORDS OF A CASE'S NAME]
+PYTHONPATH=tests:campaigns python -m bits check [WORDS OF A CASE'S NAME]
+PYTHONPATH=tests:campaigns python -m bits record
+PYTHONPATH=tests:campaigns python -m bits compare --against FOLDER [WORDS OF A CASE'S NAME]
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Play many schedules, or tell the story of one.
 
-PYTHONPATH=tests python -m simulation --seeds 10000
-PYTHONPATH=tests python -m simulation --seed 17
-PYTHONPATH=tests python -m simulation --crews --seeds 10000
+PYTHONPATH=tests:campaigns python -m simulation --seeds 10000
+PYTHONPATH=tests:campaigns python -m simulation --seed 17
+PYTHONPATH=tests:campaigns python -m simulation --crews --seeds 10000
 """
 
 from __future__ import annotations
