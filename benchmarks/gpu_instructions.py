@@ -24,7 +24,7 @@ from pathlib import Path
 import triton
 
 from distlion.kernels.gpu.launch import N_WARPS
-from distlion_lab.kernel_variants import Variant, list_variants
+from gpu_variants import Variant, list_variants
 
 RESULTS = Path(__file__).parent / "results"
 BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
