@@ -2,57 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from distlion_lab.errors import DataError
-from distlion_lab.json_file import columns, fields, number, read_json, text, whole
 from distlion_lab.names import name_rule
 
 # Weight of the past in the smoothed training loss: about 10 steps.
 _SMOOTHING = 0.9
 _INCHES = (7.0, 4.5)
 _DPI = 150
-_RECORD = fields(
-    settings=fields(task=text, rule=text),
-    world_size=whole,
-    bits_per_parameter=number,
-    losses=columns(step=number, loss=number),
-    evaluations=columns(step=number, loss=number),
-)
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Read a ``record.json``.
-
-    Raises:
-        DataError: The file cannot be read or is no record of a run.
-    """
-    try:
-        record: dict[str, Any] = read_json(path)
-    except DataError as error:
-        raise DataError(f"record {str(path)!r} cannot be read: {error}") from error
-    try:
-        _RECORD(record, "the record")
-    except DataError as error:
-        raise DataError(f"record {str(path)!r} is no record of a run: {error}") from error
-    return record
-
-
-def draw_loss_figure(record_path: Path, figure_path: Path) -> None:
+def draw_loss_figure(record: Mapping[str, Any], figure_path: Path) -> None:
     """Draw training and validation loss over steps as a PNG that also reads in grayscale.
 
     Args:
-        record_path: The ``record.json`` of a run.
+        record: Content of the ``record.json`` of a run.
         figure_path: Path of the PNG; an existing file is replaced.
-
-    Raises:
-        DataError: The record cannot be used.
     """
-    record = read_record(record_path)
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
     axes = figure.subplots()
     _draw_losses(axes, record)
@@ -69,7 +40,7 @@ def draw_loss_figure(record_path: Path, figure_path: Path) -> None:
     figure.savefig(figure_path, format="png")
 
 
-def _draw_losses(axes: Axes, record: dict[str, Any]) -> None:
+def _draw_losses(axes: Axes, record: Mapping[str, Any]) -> None:
     losses, evaluations = record["losses"], record["evaluations"]
     done = [step + 1 for step in losses["step"]]
     axes.plot(done, losses["loss"], color="0.8", linewidth=0.8, label="training, each step")

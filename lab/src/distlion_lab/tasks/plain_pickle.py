@@ -160,7 +160,7 @@ def _check_opcodes(data: bytes) -> None:
             if tuples > _MOST_TUPLES:
                 _refuse(f"its pickle has more than {_MOST_TUPLES:,} tuples")
             # An unpickler's memo is a table up to the highest place.
-            if opcode.name.endswith("PUT") and argument > _MOST_OPCODES:
+            if opcode.name.endswith("PUT") and int(argument or 0) > _MOST_OPCODES:
                 _refuse("its pickle has too large a memo")
             if opcode.name == "STOP":
                 return
