@@ -187,7 +187,7 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass
 class _Encode:
-    """What encodes the bytes of protocols 0 to 2, which store them as latin1 text.
+    """An encoder of the bytes of protocols 0 to 2, which store them as latin1 text.
 
     Attributes:
         left_bytes: Bytes that it still encodes: a pickle may recall one text many times.
