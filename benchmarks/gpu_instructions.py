@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import triton
+from gpu_variants import Variant, list_variants
 
 from distlion.kernels.gpu.launch import N_WARPS
-from distlion_lab.kernel_variants import Variant, list_variants
 
 RESULTS = Path(__file__).parent / "results"
 BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"

@@ -102,7 +102,7 @@ def write_record() -> str:
 def link_planner(folder: str = "../") -> str:
     """Link the planner's page, which only the site has; by default from one folder below it."""
     address = f"{folder}{PLANNER}"
-    return f'<p><a href="{address}">Open the planner: sliders, curves and the advice</a></p>'
+    return f'<p><a href="{address}">A plan as a page: advice, table and curves</a></p>'
 
 
 def write_planner(app: Any, failure: Exception | None) -> None:

@@ -17,14 +17,13 @@ from typing import Any, Protocol
 from distlion.errors import DistlionError
 from formats.checkpoints import Checkpoints, TensorFiles
 from formats.data_sets import CifarBatches, ModelConfigs
-from formats.records import Comparisons, Records, SavedRuns
+from formats.records import Comparisons, SavedRuns
 
 FORMATS: dict[str, Any] = {
     "cifar": CifarBatches,
     "config": ModelConfigs,
     "checkpoint": Checkpoints,
     "safetensors": TensorFiles,
-    "record": Records,
     "comparison": Comparisons,
     "run": SavedRuns,
 }

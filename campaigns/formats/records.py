@@ -12,7 +12,6 @@ from distlion.wire import LinkModel
 from distlion_lab.report.comparison import read_comparison
 from distlion_lab.report.comparison_report import write_comparison_report
 from distlion_lab.report.comparison_tables import tabulate_outcome, tabulate_tuning
-from distlion_lab.report.loss_figure import draw_loss_figure, read_record
 from distlion_lab.training.compare import choose_lr
 from distlion_lab.training.record import describe_versions
 from distlion_lab.training.run_record import FORMAT, RecordFolder
@@ -21,30 +20,6 @@ from formats.mutate import mutate_json_text
 LINK = LinkModel(latency_s=1e-3, rate_bit_per_s=1e9)
 # To draw takes a hundred times as long as all else.
 DRAWN_SHARE = 0.0005
-
-
-class Records:
-    """The ``record.json`` of a run, of which a figure is drawn now and then."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "record.json"
-        self._figure = folder / "loss.png"
-        series = {"step": [0, 1, 2], "loss": [5.0, 4.5, 4.0]}
-        record = {
-            "settings": {"task": "text", "rule": "majority"},
-            "world_size": 4,
-            "bits_per_parameter": 1.5,
-            "losses": series,
-            "evaluations": series,
-        }
-        self._whole = json.dumps(record).encode()
-
-    def attempt(self, chance: random.Random) -> None:
-        """Damage the record, read it, and draw."""
-        self._path.write_bytes(mutate_json_text(self._whole, chance))
-        read_record(self._path)
-        if chance.random() < 10 * DRAWN_SHARE:
-            draw_loss_figure(self._path, self._figure)
 
 
 class Comparisons:

@@ -11,8 +11,15 @@ FILES = (
     Mutation(
         "a pickle may name anything",
         "lab/tasks/plain_pickle.py",
-        "return name if name in _KNOWN else",
-        "return name if name.name else",
+        "if found not in _KNOWN:",
+        "if not found.name:",
+        PICKLE,
+    ),
+    Mutation(
+        "a pickle may not have a tuple for each of 10,000 names",
+        "lab/tasks/plain_pickle.py",
+        "_MOST_TUPLES = 1 << 14",
+        "_MOST_TUPLES = 1 << 13",
         PICKLE,
     ),
     Mutation(
@@ -32,7 +39,7 @@ FILES = (
     Mutation(
         "a pickle may make more bytes than its file has",
         "lab/tasks/plain_pickle.py",
-        "if self.n_encoded > len(self.data):",
+        "if self.left_bytes < 0:",
         "if False:",
         PICKLE,
     ),

@@ -15,10 +15,10 @@ from programs import BENCHMARKS, imported_modules
 if INTERPRETS:
     pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
 triton = pytest.importorskip("triton")
-variants = pytest.importorskip("distlion_lab.kernel_variants")
 launch = pytest.importorskip("distlion.kernels.gpu.launch")
 
-VARIANTS = list(variants.list_variants())
+with imported_modules(BENCHMARKS, "gpu_variants") as (variants,):
+    VARIANTS = list(variants.list_variants())
 QUICK = ("encode signs, float32, momentum float32", "commit signs, bfloat16, momentum bfloat16")
 MOST_INSTRUCTIONS = 26
 # Of 32 elements that a thread works on: a fourth program on each multiprocessor is worth more.

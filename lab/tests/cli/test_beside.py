@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from distlion.errors import InvalidArgumentError
 from distlion_lab.cli import app
 from distlion_lab.cli.beside import print_beside, settle_beside
-from distlion_lab.report.beside_figure import draw_beside_figure
+from distlion_lab.report.loss_figure import draw_beside_figure
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.train_settings import Overlap, TrainSettings
 from run_records import make_record

@@ -1,4 +1,5 @@
 import dataclasses
+import html
 import io
 import json
 
@@ -44,6 +45,25 @@ def test_table_has_the_best_exchange_of_each_method_and_all_on_demand():
     methods = {forecast["method"] for forecast in record["forecasts"]}
     assert count_rows(plan().stdout) == len(methods)
     assert count_rows(plan("--all").stdout) == len(record["forecasts"])
+
+
+def test_page_has_the_advice_each_method_and_a_picture_and_asks_for_nothing(tmp_path):
+    page = tmp_path / "plan.html"
+    record = json.loads(plan("--json", "--html", str(page)).stdout)
+    text = html.unescape(page.read_text())
+    assert record["advice"]["text"] in text
+    assert all(
+        f"<td>{forecast['method'].replace('torch.', '')}</td>" in text
+        for forecast in record["forecasts"]
+    )
+    assert 'src="data:image/png;base64,' in text
+    assert "http" not in text and "<script" not in text
+
+
+def test_page_that_cannot_be_written_is_one_line(tmp_path):
+    result = plan("--html", str(tmp_path / "missing" / "plan.html"))
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
 
 
 def count_rows(text):

@@ -15,7 +15,7 @@ from distlion.errors import InvalidArgumentError
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.cli.training_run import Runs
 from distlion_lab.names import name_rule
-from distlion_lab.report.beside_figure import draw_beside_figure
+from distlion_lab.report.loss_figure import draw_beside_figure
 from distlion_lab.training.checkpoints import CheckpointSettings
 from distlion_lab.training.delta_worker import find_delta_rule
 from distlion_lab.training.methods import find_rule

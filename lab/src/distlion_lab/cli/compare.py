@@ -7,7 +7,7 @@ import json
 import shlex
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -17,19 +17,24 @@ from rich.text import Text
 from distlion.wire import LinkModel
 from distlion_lab.cli.failure import refusing, shown_failures
 from distlion_lab.cli.options import (
-    Alpha,
-    BatchSize,
-    Data,
-    ModelConfig,
-    Partition,
-    ScheduleOption,
-    Steps,
-    Task,
-    TokenizerOption,
+    ALPHA,
+    BATCH_SIZE,
+    DATA,
+    MODEL_CONFIG,
+    PARTITION,
+    SCHEDULE,
+    STEPS,
+    TASK,
+    TOKENIZER,
+    choice,
+    flag,
     name_new_folder,
+    number,
+    taking,
+    whole,
 )
 from distlion_lab.cli.progress import LiveDisplay
-from distlion_lab.cli.quantity import number_option, read_rate, read_seconds, whole_option
+from distlion_lab.cli.quantity import read_rate, read_seconds
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.planning.checkup import count_cores
 from distlion_lab.planning.line import model_line
@@ -42,7 +47,7 @@ from distlion_lab.training.compare import CompareProgress, compare
 from distlion_lab.training.compare_settings import DEFAULT_METHODS, CompareSettings
 from distlion_lab.training.methods import METHOD_NAMES
 from distlion_lab.training.presets import PRESETS, Preset, make_quick
-from distlion_lab.training.train_settings import Schedule, TaskName
+from distlion_lab.training.train_settings import TaskName
 
 EXAMPLE = (
     "Example: distlion compare --task images --methods majority,average,global-lion --workers 4,8 "
@@ -52,105 +57,48 @@ _COMPARISONS = Path("comparisons")
 # Left out of the command that repeats a comparison; the folder is added to it.
 _LEFT_OUT = ("out", "as_json", "jobs")
 
-# The options, in the order of the help.
-_PresetOption = Annotated[
-    Preset | None,
-    typer.Option(
-        help="Methods and workers of a paper; other options override.", show_default="none"
-    ),
-]
-_Quick = Annotated[
-    bool, typer.Option("--quick", help="Minutes on two cores: fewer steps, workers and seeds.")
-]
-_Methods = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Methods, separated by commas: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits, at most "
+
+@taking(
+    task=TASK._replace(default=TaskName.IMAGES),
+    preset=choice(Preset, "Methods and workers of a paper; other options override.", "none"),
+    quick=flag("--quick", "Minutes on two cores: fewer steps, workers and seeds."),
+    methods=choice(
+        str,
+        f"Methods, separated by commas: {', '.join(METHOD_NAMES)}. P is 1 to 8 bits, at most "
         "2 for feedback; cautious masks elements whose direction and gradient differ in sign; A "
         "and B are digits of betas: majority-betas-90-95 has (0.9, 0.95); K is the number of "
         "steps in which momenta are averaged once, or workers exchange once.",
-        show_default=",".join(DEFAULT_METHODS),
+        ",".join(DEFAULT_METHODS),
     ),
-]
-_Workers = Annotated[
-    str | None,
-    typer.Option(help="Numbers of virtual workers, separated by commas.", show_default="4,8"),
-]
-_Seeds = Annotated[int | None, whole_option(help="Reported runs of each method.", show_default="3")]
-_Lrs = Annotated[
-    int | None,
-    whole_option(help="Learning rates that each method tries; 1: no tuning.", show_default="3"),
-]
-_LrFactor = Annotated[float, number_option(help="Ratio of neighboring learning rates.")]
-_LrScale = Annotated[
-    float | None,
-    number_option(
-        help="Factor on all learning rates: smaller for larger models.", show_default="1"
+    workers=choice(str, "Numbers of virtual workers, separated by commas.", "4,8"),
+    seeds=whole("Reported runs of each method.", "3"),
+    lrs=whole("Learning rates that each method tries; 1: no tuning.", "3"),
+    lr_factor=number("Ratio of neighboring learning rates.", default=3.0),
+    lr_scale=number("Factor on all learning rates: smaller for larger models.", "1"),
+    steps=STEPS,
+    tuning_steps=whole("Steps of runs that choose a learning rate.", "--steps"),
+    schedule=SCHEDULE,
+    warmup_steps=whole("Steps of linear warm-up.", "a tenth"),
+    batch_size=BATCH_SIZE,
+    eval_every=whole("Steps between evaluations.", "a tenth"),
+    weight_decay=number("Weight decay of all methods.", "by the method"),
+    data=DATA,
+    partition=PARTITION,
+    alpha=ALPHA,
+    tokenizer=TOKENIZER,
+    model_config=MODEL_CONFIG,
+    device=choice(str, "Device to train on: cpu, cuda.", default="cpu"),
+    link=choice(str, "Link of each worker for predicted times: 1gbit.", default="1gbit"),
+    latency_us=choice(str, "Latency of a round on that link: 100 (in us), 0.1ms.", default="100"),
+    out=choice(
+        Path,
+        "Folder for records and report; its finished runs are not repeated.",
+        "a new one in comparisons",
     ),
-]
-_TuningSteps = Annotated[
-    int | None,
-    whole_option(help="Steps of runs that choose a learning rate.", show_default="--steps"),
-]
-_WarmupSteps = Annotated[
-    int | None, whole_option(help="Steps of linear warm-up.", show_default="a tenth")
-]
-_EvalEvery = Annotated[
-    int | None, whole_option(help="Steps between evaluations.", show_default="a tenth")
-]
-_WeightDecay = Annotated[
-    float | None, number_option(help="Weight decay of all methods.", show_default="by the method")
-]
-_Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda.")]
-_LinkRate = Annotated[str, typer.Option(help="Link of each worker for predicted times: 1gbit.")]
-_LatencyUs = Annotated[
-    str, typer.Option(help="Latency of a round on that link: 100 (in us), 0.1ms.")
-]
-_Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for records and report; its finished runs are not repeated.",
-        show_default="a new one in comparisons",
-    ),
-]
-_Jobs = Annotated[
-    int | None,
-    whole_option(help="Runs at the same time.", show_default="number of cores; on a GPU 1"),
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome to standard output.")]
-
-
-def compare_command(
-    context: typer.Context,
-    *,
-    task: Task = TaskName.IMAGES,
-    preset: _PresetOption = None,
-    quick: _Quick = False,
-    methods: _Methods = None,
-    workers: _Workers = None,
-    seeds: _Seeds = None,
-    lrs: _Lrs = None,
-    lr_factor: _LrFactor = 3.0,
-    lr_scale: _LrScale = None,
-    steps: Steps = None,
-    tuning_steps: _TuningSteps = None,
-    schedule: ScheduleOption = Schedule.COSINE,
-    warmup_steps: _WarmupSteps = None,
-    batch_size: BatchSize = None,
-    eval_every: _EvalEvery = None,
-    weight_decay: _WeightDecay = None,
-    data: Data = None,
-    partition: Partition = None,
-    alpha: Alpha = None,
-    tokenizer: TokenizerOption = None,
-    model_config: ModelConfig = None,
-    device: _Device = "cpu",
-    link: _LinkRate = "1gbit",
-    latency_us: _LatencyUs = "100",
-    out: _Out = None,
-    jobs: _Jobs = None,
-    as_json: _AsJson = False,
-) -> None:
+    jobs=whole("Runs at the same time.", "number of cores; on a GPU 1"),
+    as_json=flag("--json", "Print the outcome to standard output."),
+)
+def compare_command(context: typer.Context, **given: Any) -> None:
     """Train with virtual workers by several methods, all tuned equally, and report a comparison.
 
     Every run leaves a record in the folder and is not repeated, so a comparison can be
@@ -158,26 +106,24 @@ def compare_command(
     """
     messages = Console(stderr=True)
     with shown_failures(messages):
-        fields = {field.name for field in dataclasses.fields(CompareSettings)} - {"task"}
-        given = {name: value for name, value in context.params.items() if name in fields}
-        given |= {"methods": _split(methods), "workers": _split_numbers(workers)}
-        settings = _choose_settings(task, given, preset=preset, quick=quick)
-        latency_s = read_seconds("--latency-us", latency_us, unit="us")
-        model = model_line(read_rate("--link", link), latency_s=latency_s)
-        folder = out or name_new_folder(_COMPARISONS, settings.task.value)
-        _run_all(settings, folder, jobs, _format_command(context, folder), messages)
-        _report(folder, model, link, as_json=as_json)
+        settings = _choose_settings(given)
+        latency_s = read_seconds("--latency-us", given["latency_us"], unit="us")
+        link = model_line(read_rate("--link", given["link"]), latency_s=latency_s)
+        folder = given["out"] or name_new_folder(_COMPARISONS, settings.task.value)
+        _run_all(settings, folder, given["jobs"], _format_command(context, folder), messages)
+        _report(folder, link, given["link"], as_json=given["as_json"])
 
 
-def _choose_settings(
-    task: TaskName, given: dict[str, Any], *, preset: Preset | None, quick: bool
-) -> CompareSettings:
+def _choose_settings(given: dict[str, Any]) -> CompareSettings:
     """Combine options: given ones first, then --quick, then the preset; defaults fill the rest."""
-    embedded, steps = given["data"] is None, given["steps"]
+    fields = {field.name for field in dataclasses.fields(CompareSettings)} - {"task"}
+    settings = {name: value for name, value in given.items() if name in fields}
+    settings |= {"methods": _split(given["methods"]), "workers": _split_numbers(given["workers"])}
+    task, embedded = given["task"], given["data"] is None
     chosen: dict[str, Any] = {
-        **(PRESETS[preset] if preset else {}),
-        **(make_quick(task, embedded=embedded, steps=steps) if quick else {}),
-        **{name: value for name, value in given.items() if value is not None},
+        **(PRESETS[given["preset"]] if given["preset"] else {}),
+        **(make_quick(task, embedded=embedded, steps=given["steps"]) if given["quick"] else {}),
+        **{name: value for name, value in settings.items() if value is not None},
     }
     return CompareSettings.with_defaults(task, **chosen)
 

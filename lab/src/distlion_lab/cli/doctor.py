@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,8 @@ from rich.text import Text
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
 from distlion_lab.cli.failure import leave_torchrun, shown_failures
-from distlion_lab.cli.quantity import read_count, read_seconds, whole_option
+from distlion_lab.cli.options import choice, flag, taking, whole
+from distlion_lab.cli.quantity import read_count, read_seconds
 from distlion_lab.cli.table import print_table
 from distlion_lab.planning.accelerator import Accelerators, find_accelerators
 from distlion_lab.planning.advice import Advice, advise
@@ -36,25 +37,20 @@ WHEN_IT_MATTERS = (
     "of most Linux systems, may reach different rates."
 )
 
-_Workers = Annotated[
-    int | None,
-    whole_option(help="Local worker processes.", show_default="2; under torchrun, its world size"),
-]
-_Threads = Annotated[int, whole_option(help="Threads of one worker.")]
-_Params = Annotated[str, typer.Option(help="Trainable parameters for the plan: 125M.")]
-_ComputeS = Annotated[
-    str, typer.Option(help="Time of forward and backward for the plan: 0.5 (in seconds), 500ms.")
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print everything to standard output.")]
 
-
+@taking(
+    workers=whole("Local worker processes.", "2; under torchrun, its world size"),
+    threads=whole("Threads of one worker.", default=1),
+    params=choice(str, "Trainable parameters for the plan: 125M.", default="1e8"),
+    compute_s=choice(
+        str,
+        "Time of forward and backward for the plan: 0.5 (in seconds), 500ms.",
+        default="0.5",
+    ),
+    as_json=flag("--json", "Print everything to standard output."),
+)
 def doctor_command(
-    *,
-    workers: _Workers = None,
-    threads: _Threads = 1,
-    params: _Params = "1e8",
-    compute_s: _ComputeS = "0.5",
-    as_json: _AsJson = False,
+    workers: int | None, threads: int, params: str, compute_s: str, *, as_json: bool
 ) -> None:
     """Measure machines, kernels and links, name the slowest rank, and advise on compression.
 

@@ -11,7 +11,7 @@ from distlion_lab.planning.local_steps import PERIODS, Site, advise_local, list_
 from distlion_lab.planning.quantity import format_rate
 from distlion_lab.planning.scenario import Scenario
 
-_MARK = (
+MARK = (
     "These are forecasts. At 100 Mbit/s, a vote by AllReduce over emulated round trips of 100 and "
     '200 ms took 1.3 and 1.4 times as long as forecast. The documentation, "Train across sites", '
     "has more. * marks the recommended choice."
@@ -25,11 +25,16 @@ def print_local(console: Console, scenario: Scenario, *, with_sites: bool) -> No
     if not with_sites:
         console.print(Text("--sites shows slower links and longer latencies."), soft_wrap=True)
         return
-    head = ["link", "latency", "all-reduce", "each step", *(f"every {each}" for each in PERIODS)]
-    rows = [_write_row(site) for site in list_sites(scenario)]
+    head, rows = tabulate_sites(scenario)
     console.print(Text("\nSeconds of a step, by the link between sites:"), soft_wrap=True)
     print_table(console, build_table(head, rows, left=("link",), bold=()))
-    console.print(Text(_MARK), soft_wrap=True)
+    console.print(Text(MARK), soft_wrap=True)
+
+
+def tabulate_sites(scenario: Scenario) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the table of sites."""
+    head = ["link", "latency", "all-reduce", "each step", *(f"every {each}" for each in PERIODS)]
+    return head, [_write_row(site) for site in list_sites(scenario)]
 
 
 def _write_row(site: Site) -> list[str]:

@@ -41,13 +41,7 @@ def print_plan(
         all_rows: True for every exchange of every rule, with overlap and without; else the fastest.
     """
     scenario = forecasts.scenario
-    console.print(
-        Text(
-            f"{scenario.n_params:.4g} parameters, {scenario.nodes:,} x {scenario.gpus_per_node} "
-            f"workers, {scenario.compute_s:g} s of compute; speed-up over the best all-reduce"
-        ),
-        soft_wrap=True,
-    )
+    console.print(Text(describe_setting(scenario)), soft_wrap=True)
     ranked = forecasts.ranked if all_rows else choose_best(forecasts.ranked)
     table, left_out = _fit_table(console, forecasts, ranked)
     print_table(console, table)
@@ -66,6 +60,14 @@ def print_plan(
     for regime in advice.regimes:
         console.print(Text(f"  {regime.describe()}"), soft_wrap=True)
     console.print(Text(f"\n{TIME_ONLY}"), soft_wrap=True)
+
+
+def describe_setting(scenario: Scenario) -> str:
+    """Return the line above the methods."""
+    return (
+        f"{scenario.n_params:.4g} parameters, {scenario.nodes:,} x {scenario.gpus_per_node} "
+        f"workers, {scenario.compute_s:g} s of compute; speed-up over the best all-reduce"
+    )
 
 
 _RECIPE = (
@@ -109,17 +111,24 @@ def _fit_table(
     console: Console, forecasts: Forecasts, ranked: Sequence[Forecast]
 ) -> tuple[Table, list[str]]:
     """Build the table with as many columns as fit, and list the columns left out."""
-    columns = _list_columns(forecasts)
     left_out: list[str] = []
     bold = [row for row, forecast in enumerate(ranked) if not forecast.votes]
-    dispensable = iter(name for name in _DISPENSABLE if name in columns)
+    dispensable = iter(name for name in _DISPENSABLE if name in _list_columns(forecasts))
     while True:
-        rows = [[write(forecast) for write in columns.values()] for forecast in ranked]
-        table = build_table(list(columns), rows, left=_WORDS, bold=bold)
+        head, rows = tabulate(forecasts, ranked, left_out=left_out)
+        table = build_table(head, rows, left=_WORDS, bold=bold)
         if fits(console, table) or (name := next(dispensable, None)) is None:
             return table, left_out
-        del columns[name]
         left_out.append(name)
+
+
+def tabulate(
+    forecasts: Forecasts, ranked: Sequence[Forecast], *, left_out: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the methods, without some columns."""
+    columns = _list_columns(forecasts)
+    head = [name for name in columns if name not in left_out]
+    return head, [[columns[name](forecast) for name in head] for forecast in ranked]
 
 
 def _list_columns(forecasts: Forecasts) -> dict[str, Callable[[Forecast], str]]:

@@ -22,8 +22,7 @@ from distlion.wire.probe import LinkProbe, probe_ranks
 from distlion_lab.planning.bench import KernelRates, measure_kernels
 from distlion_lab.planning.machine import Machine
 from distlion_lab.planning.quantity import format_rate
-from distlion_lab.planning.report_record import decode_report, encode_report
-from distlion_lab.planning.worker_report import WorkerReport
+from distlion_lab.planning.worker_report import WorkerReport, decode_report, encode_report
 
 _TIMEOUT_S = 60.0
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")

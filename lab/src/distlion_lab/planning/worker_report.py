@@ -1,10 +1,15 @@
-"""A worker's report on itself and its machine."""
+"""A worker's report on itself and its machine, and its bytes as JSON: nothing is unpickled."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
+from typing import Any
 
+from distlion.errors import CorruptFrameError
 from distlion_lab.planning.bench import KernelRates
+from distlion_lab.planning.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -35,3 +40,47 @@ class WorkerReport:
     denormals: bool
     debug: bool
     kernels: KernelRates
+
+
+def encode_report(report: WorkerReport) -> bytes:
+    """Encode a report."""
+    return json.dumps(dataclasses.asdict(report)).encode()
+
+
+def decode_report(record: bytes, *, rank: int) -> WorkerReport:
+    """Decode the record of a rank.
+
+    Raises:
+        CorruptFrameError: ``record`` is no report.
+    """
+    try:
+        fields = json.loads(record)
+        kernels = fields.pop("kernels")
+        machine = Machine(**_checked(Machine, kernels.pop("machine")))
+        rates = KernelRates(**_checked(KernelRates, kernels | {"machine": machine}))
+        return WorkerReport(**_checked(WorkerReport, fields | {"kernels": rates}))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptFrameError(
+            f"rank {rank} sent no report of itself ({error!r}); does it run another version?",
+            rank=rank,
+            culprits=(rank,),
+        ) from error
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "Machine": (Machine,),
+    "KernelRates": (KernelRates,),
+}
+
+
+def _checked(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
+    """Check that each field of a dataclass is present and has its type."""
+    for field in dataclasses.fields(kind):
+        value = fields[field.name]
+        if type(value) not in _KINDS[str(field.type)]:
+            raise TypeError(f"{field.name} = {value!r}")
+    return fields

@@ -15,7 +15,6 @@ from distlion_lab.errors import DataError
 from distlion_lab.report.comparison_files import read_index, read_run
 
 _RUNS = "runs"
-_BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,12 +16,12 @@ _LINES = ("-", "--", ":", "-.")
 _GIGA = 1e9
 
 
-def draw_plan_figure(record: dict[str, Any], figure_path: Path) -> None:
+def draw_plan_figure(record: dict[str, Any], figure_path: Path | IO[bytes]) -> None:
     """Draw the sweeps of a plan as a PNG that also reads in grayscale.
 
     Args:
         record: Record from ``distlion_lab.planning.build_record``, or the same read from JSON.
-        figure_path: Path of the PNG; an existing file is replaced.
+        figure_path: Path of the PNG, of which an existing file is replaced, or an open file.
 
     Raises:
         DataError: The record is none of a plan, or the figure cannot be written.

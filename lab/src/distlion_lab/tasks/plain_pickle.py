@@ -1,17 +1,17 @@
-"""Read a pickle as plain data: a small interpreter that looks up no name and calls nothing.
+"""Read a pickle of plain data and uint8 arrays, which finds inert stand-ins for all that it names.
 
-``pickletools`` takes it apart into opcodes, which it never follows.
-
-Names, calls and states of a pickle become inert records. Only ``build_bytes_array`` knows one use
-of them, the pickle of a uint8 array, and builds the array from its bytes after a check.
+A pickle is refused unless it has only the opcodes of such data, and names only what these arrays
+need. The standard unpickler then follows it. It finds records in place of names, so nothing of
+numpy is called; ``build_bytes_array`` builds an array from such a record after a check.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import pickletools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NoReturn
 
@@ -22,7 +22,19 @@ from distlion_lab.errors import DataError
 
 # A batch of 10,000 images takes at most 120,000 opcodes; each makes at most one small object.
 _MOST_OPCODES = 1 << 19
+# It takes a tuple for each name of a file. Deeper ones would be hashed beyond the end of the stack.
+_MOST_TUPLES = 1 << 14
 _MOST_DIMS = 8
+_OPCODES = """
+NONE NEWTRUE NEWFALSE INT LONG BININT BININT1 BININT2 LONG1
+BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 BINSTRING SHORT_BINSTRING
+UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8
+EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS
+EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+GLOBAL STACK_GLOBAL REDUCE BUILD MARK PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET
+PROTO FRAME STOP
+"""
+_PLAIN: Final = frozenset(_OPCODES.split())
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,13 @@ class Name:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
+
+    def __call__(self, *args: Any) -> Call:
+        """Record a call."""
+        return Call(self, args)
+
+    def __setstate__(self, state: Any) -> None:
+        _refuse("its pickle sets the state of a name")
 
 
 @dataclass(eq=False)
@@ -49,6 +68,11 @@ class Call:
     function: Name
     args: tuple[Any, ...]
     state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        if self.state is not None:
+            _refuse("its pickle sets a state twice")
+        self.state = state
 
 
 _NDARRAY, _DTYPE = Name("numpy", "ndarray"), Name("numpy", "dtype")
@@ -73,7 +97,14 @@ def read_plain_pickle(data: bytes) -> Any:
     Raises:
         DataError: The pickle is damaged, larger than any batch, or holds something else.
     """
-    return _Machine(data).run()
+    _check_opcodes(data)
+    try:
+        return _Unpickler(data).load()
+    except DataError:
+        raise
+    # An unpickler raises almost anything where a pickle is damaged.
+    except Exception as error:
+        raise DataError(f"its pickle is damaged: {str(error)[:100]}") from error
 
 
 def build_bytes_array(value: Any) -> npt.NDArray[np.uint8] | None:
@@ -106,7 +137,7 @@ def _is_uint8(dtype: Any) -> bool:
 def _fits(shape: Any, data: Any) -> bool:
     """Return True if there is exactly one byte for each element."""
     return (
-        isinstance(data, bytes)
+        isinstance(data, bytes | bytearray)
         and isinstance(shape, tuple)
         and len(shape) <= _MOST_DIMS
         and all(type(size) is int and 0 <= size <= len(data) for size in shape)
@@ -118,180 +149,61 @@ def _refuse(why: str) -> NoReturn:
     raise DataError(why)
 
 
-def _known(name: Name) -> Name:
-    return name if name in _KNOWN else _refuse(f"its pickle asks for {str(name)[:100]!r}")
-
-
-# Opcodes by the names that pickletools has for them: those that push something new, what follows
-# them, or a string of Python 2; and those about the format.
-_MADE: Final[dict[str, Callable[[], Any]]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-}
-_NUMBERS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1")
-_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
-_TEXTS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
-_GIVEN: Final = {*_NUMBERS, *_BYTES, *_TEXTS}
-_OLD: Final = {"BINSTRING", "SHORT_BINSTRING"}
-_NOTES: Final = {"PROTO", "FRAME"}
-_PUT: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
-_GET: Final = {"GET", "BINGET", "LONG_BINGET"}
-
-
-def _read_opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield the opcodes in front of the last one, each with what follows it."""
-    opcodes = pickletools.genops(data)
+def _check_opcodes(data: bytes) -> None:
+    """Check that a pickle has few opcodes, all of them of plain data, and no large memo."""
+    tuples = 0
     try:
-        for opcode, argument, _ in islice(opcodes, _MOST_OPCODES):
+        for opcode, argument, _ in islice(pickletools.genops(data), _MOST_OPCODES):
+            if opcode.name not in _PLAIN:
+                _refuse(f"its pickle holds opcode {opcode.name}, which no plain data needs")
+            tuples += opcode.name.startswith("TUPLE")
+            if tuples > _MOST_TUPLES:
+                _refuse(f"its pickle has more than {_MOST_TUPLES:,} tuples")
+            # An unpickler's memo is a table up to the highest place.
+            if opcode.name.endswith("PUT") and int(argument or 0) > _MOST_OPCODES:
+                _refuse("its pickle has too large a memo")
             if opcode.name == "STOP":
                 return
-            yield opcode.name, argument
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"its pickle is damaged: {str(error)[:100]}") from error
     _refuse(f"its pickle has more than {_MOST_OPCODES:,} opcodes")
 
 
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that finds records in place of names."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self._encode = _Encode(len(data))
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = Name(module, name)
+        if found not in _KNOWN:
+            _refuse(f"its pickle asks for {str(found)[:100]!r}")
+        return self._encode if found == _ENCODE else found
+
+
 @dataclass
-class _Machine:
-    """The interpreter's state: a stack, the stacks set aside at marks, and the memo."""
+class _Encode:
+    """An encoder of the bytes of protocols 0 to 2, which store them as latin1 text.
 
-    data: bytes
-    stack: list[Any] = field(default_factory=list)
-    below: list[list[Any]] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
-    n_encoded: int = 0
+    Attributes:
+        left_bytes: Bytes that it still encodes: a pickle may recall one text many times.
+    """
 
-    def run(self) -> Any:
-        """Follow the opcodes to the end."""
-        for name, argument in _read_opcodes(self.data):
-            if name in _STEPS:
-                _STEPS[name](self)
-            elif name in _PUT:
-                self.memo[argument] = self.top()
-            elif name in _GET:
-                self.push(self._recall(argument))
-            elif name not in _NOTES:
-                self.push(self._make(name, argument))
-        return self.pop()
+    left_bytes: int
 
-    def _make(self, name: str, argument: Any) -> Any:
-        if name in _MADE:
-            return _MADE[name]()
-        if name in _GIVEN:
-            return argument
-        if name in _OLD:
-            return argument.encode("latin1")
-        if name == "BYTEARRAY8":
-            return bytes(argument)
-        if name == "GLOBAL":
-            return _known(Name(*argument.split(" ", 1)))
-        _refuse(f"its pickle holds opcode {name}, which no plain data needs")
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def pop(self) -> Any:
-        return self.stack.pop() if self.stack else _refuse("its pickle pops an empty stack")
-
-    def top(self) -> Any:
-        return self.stack[-1] if self.stack else _refuse("its pickle pops an empty stack")
-
-    def _recall(self, key: int) -> Any:
-        return self.memo[key] if key in self.memo else _refuse("its pickle recalls an unknown item")
-
-    def memoize(self) -> None:
-        self.memo[len(self.memo)] = self.top()
-
-    def mark(self) -> None:
-        self.below.append(self.stack)
-        self.stack = []
-
-    def pop_to_mark(self) -> list[Any]:
-        """Pop all values pushed since the mark."""
-        if not self.below:
-            _refuse("its pickle has lost a mark")
-        items, self.stack = self.stack, self.below.pop()
-        return items
-
-    def make_tuple(self, count: int) -> None:
-        items = [self.pop() for _ in range(count)]
-        self.push(tuple(reversed(items)))
-
-    def extend(self, items: list[Any]) -> None:
-        target = self.top()
-        if type(target) is not list:
-            _refuse("its pickle appends to something other than a list")
-        target.extend(items)
-
-    def set_items(self, items: list[Any]) -> None:
-        target = self.top()
-        keys = items[::2]
-        # A tuple of tuples could be nested too deeply to be hashed.
-        if type(target) is not dict or len(items) % 2 or not all(map(_is_key, keys)):
-            _refuse("its pickle holds a malformed dict")
-        target.update(zip(keys, items[1::2], strict=True))
-
-    def make_dict(self) -> None:
-        items = self.pop_to_mark()
-        self.push({})
-        self.set_items(items)
-
-    def name(self) -> None:
-        name, module = self.pop(), self.pop()
-        if type(name) is not str or type(module) is not str:
-            _refuse("its pickle holds a malformed name")
-        self.push(_known(Name(module, name)))
-
-    def call(self) -> None:
-        args, function = self.pop(), self.pop()
-        if type(args) is not tuple or type(function) is not Name:
-            _refuse("its pickle holds a malformed call")
-        self.push(self._encode(args) if function == _ENCODE else Call(function, args))
-
-    def _encode(self, args: tuple[Any, ...]) -> bytes:
-        """Return bytes from protocols 0 to 2, which store them as latin1 text."""
+    def __call__(self, *args: Any) -> bytes:
         match args:
             case (str(text), "latin1" | b"latin1"):
-                self.n_encoded += len(text)
+                self.left_bytes -= len(text)
             case _:
                 _refuse("its pickle holds malformed bytes")
-        # A pickle may recall one text many times.
-        if self.n_encoded > len(self.data):
+        if self.left_bytes < 0:
             _refuse("its pickle holds more bytes than its file")
-        try:
-            return text.encode("latin1")
-        except UnicodeEncodeError:
-            _refuse("its pickle holds malformed bytes")
+        return text.encode("latin1")
 
-    def set_state(self) -> None:
-        state, target = self.pop(), self.top()
-        if type(target) is not Call or target.state is not None:
-            _refuse("its pickle sets the state of plain data")
-        target.state = state
-
-
-def _is_key(key: Any) -> bool:
-    return type(key) in (bytes, str)
-
-
-_STEPS: Final[dict[str, Callable[[_Machine], None]]] = {
-    "MEMOIZE": _Machine.memoize,
-    "MARK": _Machine.mark,
-    "APPEND": lambda machine: machine.extend([machine.pop()]),
-    "APPENDS": lambda machine: machine.extend(machine.pop_to_mark()),
-    "SETITEM": lambda machine: machine.set_items([machine.pop(), machine.pop()][::-1]),
-    "SETITEMS": lambda machine: machine.set_items(machine.pop_to_mark()),
-    "LIST": lambda machine: machine.push(machine.pop_to_mark()),
-    "TUPLE": lambda machine: machine.push(tuple(machine.pop_to_mark())),
-    "DICT": _Machine.make_dict,
-    "TUPLE1": lambda machine: machine.make_tuple(1),
-    "TUPLE2": lambda machine: machine.make_tuple(2),
-    "TUPLE3": lambda machine: machine.make_tuple(3),
-    "STACK_GLOBAL": _Machine.name,
-    "REDUCE": _Machine.call,
-    "BUILD": _Machine.set_state,
-}
+    def __setstate__(self, state: Any) -> None:
+        _refuse("its pickle sets the state of a name")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.device import check_device
 from distlion_lab.training.methods import RECIPE, find_method
 from distlion_lab.training.run_settings import RunSettings
-from distlion_lab.training.train_settings import PartitionName, Schedule, TaskName, TrainSettings
+from distlion_lab.training.train_settings import TaskName, TrainSettings, WorkSettings
 
 DEFAULT_METHODS = (RECIPE, "majority", "global-lion", "global-adamw")
 _WORKERS = (4, 8)
@@ -27,11 +25,10 @@ TUNING_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareSettings:
-    """Settings of a comparison.
+class CompareSettings(WorkSettings):
+    """Settings of a comparison; ``steps`` are those of a reported run.
 
     Args:
-        task: The task to train.
         methods: Names of methods, each once.
         workers: Numbers of virtual workers, each once; 1 or more.
         seeds: Reported runs of each method and number of workers, at least 1.
@@ -39,44 +36,21 @@ class CompareSettings:
         lr_factor: Ratio of neighbors on the grid, above 1.
         lr_scale: Factor of the centers of all grids, above 0. Larger models and longer runs need
             smaller learning rates with every method.
-        steps: Optimizer steps of a reported run, at least 1.
         tuning_steps: Steps of a run that only chooses the learning rate, at least 1.
-        schedule: Course of the learning rate.
-        warmup_steps: Steps of linear rise, at least 0.
-        batch_size: Examples of one worker in a step, at least 1.
-        eval_every: Steps between evaluations, at least 1.
         weight_decay: Weight decay of all methods; None for each method's own.
-        data: Training data; None for the task's embedded data.
-        partition: Partition of the training data among workers.
-        alpha: Concentration of the partition ``by-class``; None for other partitions.
-        tokenizer: Level of text; None for other tasks.
-        model_config: A transformers config; None for the task's preset.
-        device: Device to train on, such as ``cpu`` or ``cuda``.
 
     Raises:
         InvalidArgumentError: A value is out of its range, or a method unknown.
     """
 
-    task: TaskName
     methods: tuple[str, ...]
     workers: tuple[int, ...]
     seeds: int
     lrs: int
     lr_factor: float
     lr_scale: float
-    steps: int
     tuning_steps: int
-    schedule: Schedule
-    warmup_steps: int
-    batch_size: int
-    eval_every: int
     weight_decay: float | None
-    data: str | None
-    partition: PartitionName
-    alpha: float | None
-    tokenizer: Tokenizer | None
-    model_config: Path | None
-    device: str
 
     @classmethod
     def with_defaults(cls, task: TaskName, **given: Any) -> CompareSettings:
@@ -138,10 +112,9 @@ class CompareSettings:
         return [Cell(self, method, workers) for method in self.methods for workers in self.workers]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON types."""
-        return {
-            field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
-        }
+        """Return the settings as JSON types, with a path relative to the working directory."""
+        path = self.model_config
+        return super().to_json() | {"model_config": None if path is None else _shorten(path)}
 
 
 @dataclass(frozen=True)
@@ -185,34 +158,17 @@ class Cell:
         weight_decay = given.weight_decay
         if weight_decay is None:
             weight_decay = find_method(self.method).weight_decay
-        return RunSettings(
-            task=given.task,
-            data=given.data,
-            partition=given.partition,
-            alpha=given.alpha,
-            tokenizer=given.tokenizer,
-            model_config=given.model_config,
-            method=self.method,
-            workers=self.workers,
-            seed=seed,
-            lr=lr,
-            weight_decay=weight_decay,
-            steps=steps,
-            schedule=given.schedule,
+        settings = given.shared() | {
+            "method": self.method,
+            "workers": self.workers,
+            "seed": seed,
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "steps": steps,
             # A shorter run keeps the share of warm-up.
-            warmup_steps=round(given.warmup_steps * steps / given.steps),
-            batch_size=given.batch_size,
-            eval_every=given.eval_every,
-            device=given.device,
-        )
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return list(value)
-    return _shorten(value) if isinstance(value, Path) else value
+            "warmup_steps": round(given.warmup_steps * steps / given.steps),
+        }
+        return RunSettings(**settings)
 
 
 def _shorten(path: Path) -> str:

@@ -126,7 +126,7 @@ def _write_folder(record: Record, run_dir: Path) -> None:
         write_record(record, run_dir)
         is_record_written = True
         path = run_dir / FIGURE_NAME
-        draw_loss_figure(run_dir / RECORD_NAME, path)
+        draw_loss_figure(record.to_json(), path)
         if record.diagnostics:
             path = run_dir / DIAGNOSIS_NAME
             settings = record.settings

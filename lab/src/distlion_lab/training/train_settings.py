@@ -98,11 +98,55 @@ def torchrun_world_size() -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """All settings on which the losses of a run depend.
+class WorkSettings:
+    """Settings of data, model and steps, which single runs and comparisons share.
 
     Args:
         task: The task to train.
+        steps: Optimizer steps, at least 1.
+        schedule: Course of the learning rate: cosine falls to a tenth of ``lr`` at the last step.
+        warmup_steps: Steps of linear rise to ``lr``, at least 0.
+        batch_size: Examples of one worker in a step, at least 1.
+        eval_every: Steps between validations, at least 1; the first one comes before the first
+            step, and the last one after the last step.
+        device: Device of the workers, such as ``cpu`` or ``cuda``; real workers of a machine are
+            dealt its GPUs in turn.
+        data: Training data; None for the task's embedded data.
+        partition: Partition of the training data among workers.
+        alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.
+        tokenizer: Level of text; None for other tasks.
+        model_config: A transformers config; None for the task's preset.
+    """
+
+    task: TaskName
+    steps: int
+    schedule: Schedule
+    warmup_steps: int
+    batch_size: int
+    eval_every: int
+    device: str
+    data: str | None
+    partition: PartitionName
+    alpha: float | None
+    tokenizer: Tokenizer | None
+    model_config: Path | None
+
+    def shared(self) -> dict[str, Any]:
+        """Return these settings by name, for other settings of the same work."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(WorkSettings)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all settings as JSON types."""
+        return {
+            field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(WorkSettings):
+    """All settings on which the losses of a run depend; ``device`` is ``cpu`` for a baseline.
+
+    Args:
         workers: Processes that train together, at least 1.
         rule: Rule of the votes, or a baseline; with ``every``, a rule for votes on deltas.
         exchange: Name of the exchange pattern, or ``auto``; only ``auto`` for a baseline.
@@ -117,32 +161,18 @@ class TrainSettings:
             never; always None for a baseline.
         on_disagreement: Whether to warn of workers far from the majority, or to leave out their
             votes too, which needs ``diagnose_every`` and votes in each step.
-        steps: Optimizer steps, at least 1.
-        lr: Highest learning rate, above 0.
+        lr: Highest learning rate.
         weight_decay: Decoupled weight decay, at least 0.
-        schedule: Course of the learning rate: cosine falls to a tenth of ``lr`` at the last step.
-        warmup_steps: Steps of linear rise to ``lr``, at least 0.
-        batch_size: Examples of one worker in a step, at least 1.
-        eval_every: Steps between validations, at least 1; the first one comes before the first
-            step, and the last one after the last step.
         seed: Seed of weights, data order, dropout and random tie-breaking; 0 or above.
         threads: Threads of a worker, at least 1. Losses are bitwise identical for equal numbers.
-        device: Device of the workers, such as ``cpu`` or ``cuda``; the workers of a machine are
-            dealt its GPUs in turn. ``cpu`` for a baseline.
         step_timeout_s: Seconds that a step waits for a silent peer, above 0; None for 60. Always
             None for a baseline.
-        data: Training data; None for the task's embedded data.
-        partition: Partition of the training data among workers.
-        alpha: Concentration of the partition ``by-class``, above 0; None for other partitions.
-        tokenizer: Level of text; None for other tasks.
-        model_config: A transformers config; None for the task's preset.
 
     Raises:
         InvalidArgumentError: A name is unknown, a number is out of its range, or two settings are
             incompatible.
     """
 
-    task: TaskName
     workers: int
     rule: str
     exchange: str
@@ -152,22 +182,11 @@ class TrainSettings:
     delay: int | None
     diagnose_every: int | None
     on_disagreement: OnDisagreement
-    steps: int
     lr: float
     weight_decay: float
-    schedule: Schedule
-    warmup_steps: int
-    batch_size: int
-    eval_every: int
     seed: int
     threads: int
-    device: str
     step_timeout_s: float | None
-    data: str | None
-    partition: PartitionName
-    alpha: float | None
-    tokenizer: Tokenizer | None
-    model_config: Path | None
 
     @classmethod
     def with_defaults(
@@ -334,12 +353,6 @@ class TrainSettings:
         if self.alpha is not None:
             ByClass(self.alpha)  # checks its range
 
-    def to_json(self) -> dict[str, str | int | float | None]:
-        """Return the settings as JSON types."""
-        return {
-            field.name: _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)
-        }
-
 
 def _find_method(rule: str, every: int | None, delay: int | None) -> Method:
     """Return the method of a rule with votes in each step, or every few steps.
@@ -366,6 +379,8 @@ def _find_method(rule: str, every: int | None, delay: int | None) -> Method:
 def _to_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, tuple):
+        return list(value)
     return str(value) if isinstance(value, Path) else value
 
 

@@ -10,8 +10,7 @@ import distlion
 from distlion.errors import CorruptFrameError
 from distlion_lab.planning.bench import KernelRates
 from distlion_lab.planning.machine import CPU
-from distlion_lab.planning.report_record import decode_report, encode_report
-from distlion_lab.planning.worker_report import WorkerReport
+from distlion_lab.planning.worker_report import WorkerReport, decode_report, encode_report
 
 REPORT = WorkerReport(
     host="host-1",
