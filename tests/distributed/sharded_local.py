@@ -109,9 +109,8 @@ def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
     """List all that must go on alike: places, parameters, common points and momenta."""
     common = optimizer.outer_optimizer
     kept = [*optimizer.common_point, *optimizer.outer_buffers]
-    # Without betas nothing reads the momentum of deltas, so no state needs it.
     for entry in common.state.values():
-        kept += [entry[key] for key in sorted(entry.keys() - {"exp_avg"})]
+        kept += [entry[key] for key in sorted(entry)]
     for param in model.parameters():
         entry = optimizer.state[param]
         kept += [torch.as_tensor(entry[key]) for key in sorted(entry)]

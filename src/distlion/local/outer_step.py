@@ -19,7 +19,6 @@ from distlion.step.bucket import abstain
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import describe_problem
 from distlion.step.param import VotingParam, local_tensor
-from distlion.step.precision import Precision
 from distlion.step.stage import Replied, Stage
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.scaled import ScaledVote
@@ -81,8 +80,6 @@ class OuterStep:
             "lr": 1.0 if self.momentum else self.lr,
             "betas": (0.0, 0.0),
             "aggregation": rule,
-            # Without betas nothing reads it, so it takes the smallest dtype.
-            "precision": Precision(exp_avg=torch.bfloat16),
         }
 
     @property
@@ -223,6 +220,7 @@ class OuterStage(Stage):
     """
 
     takes_scales = True
+    keeps_momenta = False
 
     def __init__(
         self,

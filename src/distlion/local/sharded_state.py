@@ -112,11 +112,7 @@ def _list_rule_state(
     votes: LocalVotes, state_dict: Mapping[str, Any]
 ) -> dict[Tensor, dict[str, Tensor]]:
     """List the state of the votes for each parameter of the common point."""
-    # Votes on deltas have no betas, so that nothing reads their momentum.
-    return {
-        point: {key: value for key, value in entry.items() if key != "exp_avg"}
-        for point, entry in _pair_entries(votes, state_dict)
-    }
+    return dict(_pair_entries(votes, state_dict))
 
 
 def _pair_entries(

@@ -104,7 +104,8 @@ class Diagnosis:
         margin: Mean margin over the sample; 1 where all vote alike.
         ties: Share of ties in the sample.
         agreement: Share of agreement among elements with a direction; 1 where none has one.
-        coherence: 1 where momenta are equal, about 1 / N where they have nothing in common.
+        coherence: 1 where momenta are equal, about 1 / N where they have nothing in common; of
+            deltas, without momenta, under ``LocalSteps``.
         agreement_of: For each worker, in rank order, its agreement with the majority of the others:
             of the elements where it has a direction and the others are not tied, the share on which
             both have one sign. Each worker counts once, whatever its weight. None for a worker that
@@ -246,6 +247,8 @@ class Examiner:
                 directions = hyper.beta1 * before + (1 - hyper.beta1) * g
                 if hyper.cautious:
                     directions = directions.where(directions.sign() == g.sign(), 0.0)
+            if not self._params[position].keeps_momentum:
+                m = directions.nan_to_num(0.0)
             numbers += [directions, m]
         return read_together(numbers)
 

@@ -66,10 +66,12 @@ class Stage:
     Attributes:
         needs_all: Whether it has a ``before``, so that no vote may leave during backward.
         takes_scales: Whether rules may vote on a step length, as on deltas.
+        keeps_momenta: Whether workers have momenta; only with betas of 0 they need none.
     """
 
     needs_all: ClassVar[bool] = False
     takes_scales: ClassVar[bool] = False
+    keeps_momenta: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
