@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
-from distlion.local.period_start import PeriodStart
+from distlion.local.write_check import WriteCheck
 from distlion.step.param import local_tensor
 from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, train, train_unevenly
 from distributed.sharded_models import build, digest, make_mesh, save, shard
@@ -167,7 +167,7 @@ def write_to_one_element(rank: int, world_size: int) -> tuple[int, list[bool]]:
     changed.to_local()[0, 1] += 1
     found = []
     for values in (before, changed):
-        start = PeriodStart([param], [before])
+        start = WriteCheck([param], [before])
         with torch.no_grad():
             param.copy_(values)
         found.append(bool(start.list_written()))

@@ -12,7 +12,7 @@ REAL = (
     "distributed/test_local_steps_later.py",
 )
 CHANGED = ("local/test_local_steps_changed.py",)
-STARTS = ("local/test_period_start.py",)
+STARTS = ("local/test_write_check.py",)
 REFUSED = ("distributed/test_local_steps_refused.py",)
 LEFT_OUT = ("distributed/test_local_steps_left_out.py",)
 RECOVERED = ("distributed/test_local_steps_recovered.py",)
@@ -225,49 +225,49 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "writes that torch does not count are a part of the next delta",
-        "local/period_start.py",
+        "local/write_check.py",
         "is_any = any(each.have_changed() for each in self._samples)",
         "is_any = False",
         CHANGED,
     ),
     Mutation(
         "writes beside the sample are a part of the next delta",
-        "local/period_start.py",
+        "local/write_check.py",
         "(is_any or before != after)",
         "is_any",
         STARTS,
     ),
     Mutation(
         "a sample is one element",
-        "local/period_start.py",
+        "local/write_check.py",
         "gap = max(1, int(_GOLDEN * (n_elements // SAMPLE_ELEMENTS)))",
         "gap = n_elements",
         STARTS,
     ),
     Mutation(
         "a sample lies in one column of a convolution",
-        "local/period_start.py",
+        "local/write_check.py",
         "gap = max(1, int(_GOLDEN * (n_elements // SAMPLE_ELEMENTS)))",
         "gap = max(1, (n_elements // SAMPLE_ELEMENTS - 1) | 1)",
         STARTS,
     ),
     Mutation(
         "NaN in a sample is taken for a write",
-        "local/period_start.py",
+        "local/write_check.py",
         "torch.equal(now.view(torch.uint8), self._before.view(torch.uint8))",
         "torch.equal(now, self._before)",
         STARTS,
     ),
     Mutation(
         "a tensor with gaps in memory has no sample and is not compared",
-        "local/period_start.py",
+        "local/write_check.py",
         "[None if view is None else layout for layout, view in found]",
         "[layout for layout, _ in found]",
         STARTS,
     ),
     Mutation(
         "a parameter whose memory was turned is as before",
-        "local/period_start.py",
+        "local/write_check.py",
         "                local.stride(),\n",
         "",
         STARTS,

@@ -47,7 +47,7 @@ SHARDED_LOCAL = (
     ),
     Mutation(
         "writes to a DTensor are looked for at its shard alone",
-        "local/period_start.py",
+        "local/write_check.py",
         "                param._version,\n",
         "",
         REFUSED,

@@ -16,8 +16,7 @@ from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule
-from distlion.local.around import Inner
-from distlion.local.local_steps import LocalSteps
+from distlion.local.local_steps import Inner, LocalSteps
 from distlion.local.votes import LocalVotes
 from distlion.step.stage import Stage
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, SupportsIndex
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.optim.optimizer import Optimizer
 
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, UnsupportedTypeError
 from distlion.local.arguments import Schedule, check_agreement
-from distlion.local.around import AroundInner, Inner
+from distlion.local.inner_optimizers import InnerOptimizers
 from distlion.local.inner_state import do_inner_step, is_creating_state
 from distlion.local.outer_step import OuterStep
 from distlion.local.sharded_state import export_sharded_state, has_sharded_form, load_sharded_state
 from distlion.local.state import CALL, export_local_state, load_local_state
 from distlion.local.votes import LocalVotes, Progress
+from distlion.optim.base import VotingBase
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.saved_state import reading_state
 from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
@@ -32,8 +34,11 @@ from distlion.votes.aggregation import Aggregation
 from distlion.wire.pattern import Exchange
 from distlion.wire.transport import ByteCount
 
+Inner = Optimizer | Sequence[Optimizer]
+"""An inner optimizer, or several that share no parameter."""
 
-class LocalSteps(AroundInner):
+
+class LocalSteps(Optimizer):
     """Train each worker with an optimizer of its own, and vote every few steps on how far it came.
 
     Equation:
@@ -103,6 +108,7 @@ class LocalSteps(AroundInner):
     """
 
     _step_supports_amp_scaling = True
+    _is_set_up = False
 
     @refusing_former
     def __init__(
@@ -128,7 +134,10 @@ class LocalSteps(AroundInner):
         timeouts: Timeouts = Timeouts(),
         seed: int = 0,
     ) -> None:
-        super().__init__(inner)
+        self._inner = check_inner(inner)
+        # torch sets up the hooks and defaults of this one; groups and state stay the inner's.
+        super().__init__(self._inner.param_groups, self._inner.defaults)
+        self._is_set_up = True
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._votes = self._open_votes(
             self._inner,
@@ -151,6 +160,35 @@ class LocalSteps(AroundInner):
     def _open_votes(self, *args: Any, **options: Any) -> LocalVotes:
         """Make the votes on deltas; arguments as for ``LocalVotes``."""
         return LocalVotes(*args, **options)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's."""
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._is_set_up:
+            self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._is_set_up:
+            self._inner.state = state
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer that takes the local steps; several are one, with ``optimizers``."""
+        return self._inner
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the inner optimizer."""
+        self._inner.zero_grad(set_to_none)
 
     @property
     def outer_optimizer(self) -> DistributedLion:
@@ -351,3 +389,36 @@ class LocalSteps(AroundInner):
             self._votes.progress = progress
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copies, as ``DistributedLion`` does.
+
+        Raises:
+            UnsupportedTypeError: Always.
+        """
+        raise UnsupportedTypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its connections and votes belong "
+            "to this process. Save state_dict(), or every worker's state by "
+            "distlion.save_checkpoint, and load it into a new optimizer"
+        )
+
+
+def check_inner(inner: object) -> Optimizer:
+    """Return the optimizer that takes the local steps, made of all if there are several.
+
+    Raises:
+        UnsupportedTypeError: It is not an optimizer, or its workers communicate in each step.
+        InvalidArgumentError: A list is empty, or two of its optimizers share a parameter.
+    """
+    if isinstance(inner, list | tuple):
+        return InnerOptimizers([_check_alone(each) for each in inner])
+    return _check_alone(inner)
+
+
+def _check_alone(inner: object) -> Optimizer:
+    if isinstance(inner, VotingBase | LocalSteps) or not isinstance(inner, Optimizer):
+        raise UnsupportedTypeError(
+            f"inner is a {type(inner).__name__}; expected an optimizer of torch.optim, or Lion, "
+            "that takes steps without other workers, or a list of such"
+        )
+    return inner

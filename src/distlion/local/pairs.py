@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,6 +73,19 @@ class LocalPairs:
         placed = self.place(labels, added, known=known)
         inner.add_param_group(group)
         return placed
+
+
+@contextmanager
+def undoing_groups(inner: Optimizer) -> Iterator[None]:
+    """Undo a block's additions to an optimizer's groups and state if the block raises."""
+    n_groups, known = len(inner.param_groups), set(inner.state)
+    try:
+        yield
+    except BaseException:
+        del inner.param_groups[n_groups:]
+        for param in inner.state.keys() - known:
+            del inner.state[param]
+        raise
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.local.period_start import PeriodStart
+from distlion.local.write_check import WriteCheck
 
 
 class LocalPeriod:
@@ -26,7 +26,7 @@ class LocalPeriod:
         self.calls, self.since = 0, [0] * n_parts
         self._trained: dict[Tensor, bool] = {}
         self._names: dict[Tensor, str] = {}
-        self._begun: dict[Tensor, PeriodStart] = {}
+        self._begun: dict[Tensor, WriteCheck] = {}
         self._written: str | None = None
 
     def know(self, names: Mapping[Tensor, str]) -> None:
@@ -51,11 +51,11 @@ class LocalPeriod:
     def note_common(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Note that parameters are at the common point now."""
         params = [param for param, _ in pairs]
-        self._begun |= dict.fromkeys(params, PeriodStart(params, [start for _, start in pairs]))
+        self._begun |= dict.fromkeys(params, WriteCheck(params, [start for _, start in pairs]))
 
     def note_begun(self, params: Sequence[Tensor], begun: Sequence[Tensor]) -> None:
         """Note the parameters' values at the start of a vote that travels."""
-        self._begun = dict.fromkeys(params, PeriodStart(params, begun))
+        self._begun = dict.fromkeys(params, WriteCheck(params, begun))
 
     def set_progress(self, calls: int, since: Sequence[int]) -> None:
         """Continue from a loaded state; parameters may be loaded before or after it."""

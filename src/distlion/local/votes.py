@@ -10,7 +10,6 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
 from distlion.local.arguments import Schedule, find_common_device
-from distlion.local.around import undoing_groups
 from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.late_vote import LateVote
 from distlion.local.outer_step import OuterStage, OuterStep
@@ -21,6 +20,7 @@ from distlion.local.pairs import (
     give_common,
     set_deltas,
     take_common,
+    undoing_groups,
 )
 from distlion.local.period import LocalPeriod
 from distlion.optim.arguments import label_params

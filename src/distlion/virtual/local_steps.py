@@ -12,9 +12,9 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import Schedule, check_agreement
-from distlion.local.around import Inner, check_inner
 from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.late_vote import LateVote
+from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import LocalPairs, copy_to_common, set_deltas, take_common
 from distlion.step.agreement import Agreement
