@@ -118,6 +118,7 @@ class LionBase(Optimizer):
             self.state.pop(param, None)
 
     def _create_momentum(self, param: Tensor) -> None:
+        self._pieces.cut(param)
         kept = self.state[param]
         if self.keeps_momenta:
             kept["exp_avg"] = self._make_kept(param, "exp_avg")
@@ -379,12 +380,6 @@ class VotingBase(LionBase):
         optimizer.keeps_momenta = all(stage.keeps_momenta for stage in stages)
         optimizer.__init__(*args, **options)  # type: ignore[misc]
         return optimizer
-
-    def _list_trainable(self) -> list[VotingParam]:
-        params = super()._list_trainable()
-        for stage in self._own_stages:
-            params = stage.place(params)
-        return params
 
     def _advance(self) -> None:
         self._known_step += 1  # inputs of a step have read it
