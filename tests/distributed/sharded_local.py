@@ -60,11 +60,8 @@ def make_local(model: nn.Module) -> torch.optim.Optimizer:
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (make_adamw, {"aggregation": distlion.ScaledVote()}),
-    "parts": (
-        make_adamw,
-        {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5, "parts": 2},
-    ),
-    "late": (make_adamw, {"aggregation": distlion.EstimateVote(), "delay": 3}),
+    "momentum": (make_adamw, {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5}),
+    "estimates": (make_adamw, {"aggregation": distlion.EstimateVote()}),
     "sgd": (make_sgd, {}),
     "local": (make_local, {}),
     "lion": (make_lion, {}),
@@ -114,6 +111,5 @@ def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
     for param in model.parameters():
         entry = optimizer.state[param]
         kept += [torch.as_tensor(entry[key]) for key in sorted(entry)]
-    progress = optimizer.progress
-    place = progress.calls, list(progress.since), progress.turn, optimizer.committed_step
+    place = *optimizer.progress, optimizer.committed_step
     return [place, digest(model), [get_bits(each) for each in kept]]

@@ -67,7 +67,7 @@ LOSSES = (
     Mutation(
         "loss: a NaN stays in the inner state of local steps",
         "local/votes.py",
-        "            self._reset_broken(self._voting, broken)",
+        "            self._reset_broken(broken)",
         "            pass",
         INNER_STATE,
     ),

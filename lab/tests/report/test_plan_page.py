@@ -123,13 +123,13 @@ def test_local_steps_on_the_page_are_those_of_the_planner(engine):
     chosen = set()
     for scenario in [each for each in grid() if each.n_params < 10**9][::5]:
         given = json.dumps(scenario.to_json())
-        late = json.loads(
-            engine.eval(f"JSON.stringify(planner.forecastLocal(model, {given}, 16, 3))")
+        found = json.loads(
+            engine.eval(f"JSON.stringify(planner.forecastLocal(model, {given}, 16))")
         )
-        expected = forecast_local(scenario, 16, delay=3)
+        expected = forecast_local(scenario, 16)
         sites = json.loads(engine.eval(f"JSON.stringify(planner.listSites(model, {given}))"))
         for name in LOCAL_NUMBERS:
-            assert math.isclose(late[name], getattr(expected, name), rel_tol=TOLERANCE)
+            assert math.isclose(found[name], getattr(expected, name), rel_tol=TOLERANCE)
         for shown, site in zip(sites, list_sites(scenario), strict=True):
             assert shown["advice"]["text"] == site.advice.text
             assert shown["advice"]["every"] == site.advice.every

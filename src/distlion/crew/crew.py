@@ -233,7 +233,7 @@ class Crew:
             inner: As for ``LocalSteps``; a newcomer's inner optimizer begins without state.
             carry: As for ``optimizer``.
             buffers: Likewise.
-            **options: As for ``LocalSteps``, except ``process_group``, ``nodes`` and ``delay``.
+            **options: As for ``LocalSteps``, except ``process_group`` and ``nodes``.
                 ``Timeouts.busy_s`` must cover the time between workers' arrivals at a vote.
 
         Raises:

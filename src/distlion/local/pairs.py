@@ -25,13 +25,11 @@ class LocalPairs:
 
     Attributes:
         pairs: (own parameter, common point), in order.
-        turns: The part of each parameter.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self.pairs: list[tuple[Tensor, Tensor]] = []
-        self.turns: list[int] = []
 
     @property
     def own(self) -> list[Tensor]:
@@ -42,10 +40,6 @@ class LocalPairs:
     def common(self) -> list[Tensor]:
         """The common point of each."""
         return [common.detach() for _, common in self.pairs]
-
-    def of(self, turn: int) -> list[tuple[Tensor, Tensor]]:
-        """List the pairs of one part."""
-        return [pair for pair, own in zip(self.pairs, self.turns, strict=True) if own == turn]
 
     def place(
         self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]

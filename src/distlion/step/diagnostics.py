@@ -25,7 +25,7 @@ from distlion.step.agreement import (
 )
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
-from distlion.step.param import VotingParam, count_turns
+from distlion.step.param import VotingParam
 from distlion.step.settings import Settings
 from distlion.step.stage import Replied, Stage, Surroundings
 from distlion.step.staging import read_together
@@ -148,7 +148,7 @@ class Examiner:
         exclusion: Exclusion | None = None,
     ) -> None:
         self._every = every
-        self._params, self._n_turns = params, count_turns(params)
+        self._params = params
         self._voters, self._counted_rows = voters, counted_rows
         self._exclusion = exclusion
         self._sample = draw_sample(params, seed)
@@ -210,15 +210,13 @@ class Examiner:
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is due for a diagnosis."""
-        return step // self._n_turns % self._every == 0
+        return step % self._every == 0
 
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that each worker sends for it in a step."""
         if not self.is_due(step):
             return ByteCount()
-        turn = step % self._n_turns
-        voting = [param.position for param in self._params if param.turn == turn]
-        return plan_sample(2 * sum(len(self._sample[at]) for at in voting), len(self._voters))
+        return plan_sample(2 * sum(map(len, self._sample)), len(self._voters))
 
     def list_numbers(
         self, segments: Mapping[int, Segment], encoded: Mapping[int, Segment] | None = None

@@ -209,7 +209,6 @@ class VotingParam:
         piece: (start, stop) for the record of a piece; None for one of the whole local part.
         is_sharded: Whether ``param`` is a DTensor.
         copies: The ranks of this worker that hold the same shard.
-        turn: The part with which it votes, where parts of the parameters take turns.
         orthogonalizes: Whether it is a matrix whose direction is orthogonalized.
         keeps_momentum: Whether it has a momentum. One that has none, at betas of 0, is its gradient
             for the ops, which read 0 times it and write the same value.
@@ -228,7 +227,6 @@ class VotingParam:
     piece: tuple[int, int] | None = None
     is_sharded: bool = False
     copies: Copies = ALONE
-    turn: int = 0
     orthogonalizes: bool = False
     keeps_momentum: bool = True
 
@@ -243,9 +241,9 @@ class VotingParam:
         return self.make.device
 
     @property
-    def kind(self) -> tuple[Aggregation, torch.dtype, torch.device, int]:
+    def kind(self) -> tuple[Aggregation, torch.dtype, torch.device]:
         """The properties that all parameters of a bucket share."""
-        return self.rule, self.make.dtype, self.make.device, self.turn
+        return self.rule, self.make.dtype, self.make.device
 
     @property
     def n_kept(self) -> int:
@@ -393,11 +391,6 @@ class VotingParam:
     def mark(self) -> GradientMark:
         """Remember the present gradient."""
         return mark_gradients([self])[0]
-
-
-def count_turns(params: Sequence[VotingParam]) -> int:
-    """Return the number of parts of the parameters that take turns; 1 where all vote."""
-    return 1 + max((param.turn for param in params), default=0)
 
 
 class Records(tuple[VotingParam, ...]):

@@ -94,13 +94,6 @@ _Every = Annotated[
         show_default="a vote in each step",
     ),
 ]
-_Delay = Annotated[
-    int | None,
-    whole_option(
-        help="With --every: steps that a vote may travel before its outcome is applied.",
-        show_default="0",
-    ),
-]
 _DiagnoseEvery = Annotated[
     int | None,
     whole_option(
@@ -217,7 +210,6 @@ def train_command(
     overlap: _Overlap = Overlap.OFF,
     momentum_sync_every: _SyncEvery = None,
     every: _Every = None,
-    delay: _Delay = None,
     diagnose_every: _DiagnoseEvery = None,
     on_disagreement: _OnDisagreement = OnDisagreement.WARN,
     steps: Steps = None,

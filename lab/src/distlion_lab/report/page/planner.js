@@ -280,13 +280,13 @@ const planner = (() => {
   const baseS = (model, scenario) =>
     scenario.compute_s + commitS(model, scenario.machine, scenario.n_params, scenario.n_params, 0);
 
-  function forecastLocal(model, given, every, delay = 0) {
+  function forecastLocal(model, given, every) {
     const scenario = { ...given, momentum_sync_every: null }, base = baseS(model, scenario);
     const votes = listAble(scenario, model.delta_rule)
       .map((pattern) => forecastVotes(model, scenario, model.delta_rule, pattern, false));
     const vote = votes.reduce((a, b) => (b.step_s < a.step_s ? b : a));
     const voteS = scenario.nodes > 1 ? vote.step_s - scenario.compute_s : 0;
-    const step = base + Math.max(0, voteS - delay * base) / every;
+    const step = base + voteS / every;
     return {
       every,
       vote_s: voteS,
@@ -313,10 +313,7 @@ const planner = (() => {
       + `${short(enough.step_s)} s on average. A vote in each step would take ${short(each)} s, an all-reduce `
       + `${short(allReduce)} s. ${model.price}`;
     if (enough.step_s <= allowed) return advice(enough.every, text);
-    const delay = Math.ceil(enough.vote_s / baseS(model, scenario));
-    const how = delay < enough.every ? `delay=${delay} hides it behind later steps (not measured in training).`
-      : `That is longer than ${enough.every - 1} steps, so that no delay hides all of it.`;
-    return advice(enough.every, `${text} A vote takes ${short(enough.vote_s)} s even so. ${how}`);
+    return advice(enough.every, `${text} A vote takes ${short(enough.vote_s)} s even so.`);
   }
 
   function listSites(model, scenario) {
