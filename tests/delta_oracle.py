@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 import numpy as np
 
@@ -37,25 +36,6 @@ class DeltaRule:
 
     kind: str  # scaled | stochastic | residual | estimate
     bits: int = 1
-
-
-def divide(sizes: Sequence[int], n_parts: int) -> list[list[int]]:
-    """Divide tensors into parts: each takes the next one where that brings it closer to its share.
-
-    Its share is that of what is left, and each part after it gets a tensor. All have elements.
-    """
-    parts: list[list[int]] = []
-    todo = list(range(len(sizes)))
-    for n_open in range(n_parts, 0, -1):
-        share = Fraction(sum(sizes[index] for index in todo), n_open)
-        part = [todo.pop(0)]
-        while len(todo) > n_open - 1:
-            held = sum(sizes[index] for index in part)
-            if n_open > 1 and held + sizes[todo[0]] - share > share - held:
-                break
-            part.append(todo.pop(0))
-        parts.append(part)
-    return parts
 
 
 def cut_shards(sizes: Sequence[int], n_shards: int) -> list[list[slice]]:
@@ -98,7 +78,6 @@ class DeltaOracle:
     momentum: float = 0.0
     nesterov: bool = False
     seed: int = 0
-    n_parts: int = 1
     n_votes: int = 0
     kept: list[list[F32]] = field(init=False)
     buffers: list[F32] = field(init=False)
@@ -106,25 +85,11 @@ class DeltaOracle:
     def __post_init__(self) -> None:
         self.kept = [[np.zeros_like(p) for p in self.params] for _ in range(self.world_size)]
         self.buffers = [np.zeros_like(p) for p in self.params]
-        self.parts = divide([p.size for p in self.params], self.n_parts)
-        self.pieces: dict[int, list[slice]] = {}
-        for part in self.parts:  # each has buckets of its own
-            cut = cut_shards([self.params[index].size for index in part], self.world_size)
-            self.pieces |= dict(zip(part, cut, strict=True))
-
-    @property
-    def part(self) -> list[int]:
-        """The parameters that vote next."""
-        return self.parts[self.n_votes % self.n_parts]
-
-    @property
-    def step_number(self) -> int:
-        """The number of the next vote among those on its part."""
-        return self.n_votes // self.n_parts
+        self.pieces = cut_shards([p.size for p in self.params], self.world_size)
 
     def vote(self, deltas: Sequence[Sequence[F32 | None]]) -> None:
         """Do one vote; ``deltas[worker][param]`` is None where that worker abstains."""
-        for index in self.part:
+        for index in range(len(self.params)):
             mine = {rank: row[index] for rank, row in enumerate(deltas)}
             here = {rank: delta for rank, delta in mine.items() if delta is not None}
             if here:
@@ -135,7 +100,7 @@ class DeltaOracle:
         """Return S, and how far it reaches in each shard."""
         word = sum(math.ceil(p.size / 64) for p in self.params[:index])
         n = self.params[index].size
-        ties = signs_by_coin(self.seed, self.step_number, TIE_DOMAIN, word, n)
+        ties = signs_by_coin(self.seed, self.n_votes, TIE_DOMAIN, word, n)
         pieces = self.pieces[index]
         if self.rule.kind in ("scaled", "stochastic"):
             votes = [self._sign(rank, delta, word) for rank, delta in deltas.items()]
@@ -170,13 +135,13 @@ class DeltaOracle:
 
     def _sign(self, rank: int, delta: F32, word: int) -> I64:
         if self.rule.kind == "stochastic":
-            drawn = lots(self.seed, self.step_number, rank, word, delta.size)
+            drawn = lots(self.seed, self.n_votes, rank, word, delta.size)
             return stochastic_signs(delta, drawn)
         zeros = self._zeros(rank, word, delta.size)
         return np.where(delta > 0, 1, np.where(delta < 0, -1, zeros))
 
     def _zeros(self, rank: int, word: int, n: int) -> I64:
-        return signs_by_coin(self.seed, self.step_number, FIRST_ZERO_DOMAIN + rank, word, n)
+        return signs_by_coin(self.seed, self.n_votes, FIRST_ZERO_DOMAIN + rank, word, n)
 
     def _move(self, index: int, signs: I64, scales: list[np.float32]) -> None:
         before = self.params[index]

@@ -51,7 +51,6 @@ class VoteAccident:
         kind: "kill", "stop" (until all others have failed), or "damage" of the bytes to be sent.
         at_byte: The byte of each chunk that is damaged.
         victim: The rank.
-        delay: Steps after which the outcome of a vote is taken.
         rule: The rule for deltas, with an outer momentum.
         exchange: The pattern.
         timeout_s: ``Timeouts.step_s``.
@@ -62,7 +61,6 @@ class VoteAccident:
     kind: str = "kill"
     at_byte: int = 0
     victim: int = 1
-    delay: int = 0
     rule: Aggregation = field(default_factory=lambda: distlion.ResidualVote(2))
     exchange: Any = field(default_factory=distlion.AllReduce)
     timeout_s: float = 20.0
@@ -98,26 +96,23 @@ def list_tensors(optimizer: distlion.LocalSteps) -> list[list[Tensor]]:
 
 
 @functools.cache
-def expect(
-    rule: Aggregation, delay: int, n_votes: int, n_steps: int, rank: int
-) -> list[list[Tensor]]:
+def expect(rule: Aggregation, n_votes: int, n_steps: int, rank: int) -> list[list[Tensor]]:
     """Return the tensors of a worker after so many votes, of which the last was taken."""
     run = PlainRun(
         make_adamw,
         N_WORKERS,
         rule=matrix.describe_delta_rule(rule),
-        delay=delay,
         **PLAIN_OUTER,
-    ).do(n_votes * EVERY + delay)
+    ).do(n_votes * EVERY)
     run.every = 10**6
     run.do(n_steps - run.done)
     momenta = [torch.from_numpy(each) for each in run.oracle.buffers]
     return [run.common, copies(run.own[rank]), momenta]
 
 
-def check_place(rule: Aggregation, delay: int, rank: int, ending: Ending) -> None:
+def check_place(rule: Aggregation, rank: int, ending: Ending) -> None:
     """Check that a worker is where its counts say, to the last bit."""
-    expected = expect(rule, delay, ending.n_votes, ending.n_steps, rank)
+    expected = expect(rule, ending.n_votes, ending.n_steps, rank)
     for found, wanted in zip(ending.tensors, expected, strict=True):
         assert are_equal([each.view(-1) for each in found], [each.view(-1) for each in wanted])
 
@@ -131,7 +126,6 @@ def meet(rank: int, world_size: int, accident: VoteAccident, folder: str) -> End
         params,
         aggregation=accident.rule,
         exchange=accident.exchange,
-        delay=accident.delay,
         timeouts=distlion.Timeouts(step_s=accident.timeout_s),
         process_group=group,
         **OUTER,
@@ -141,7 +135,7 @@ def meet(rank: int, world_size: int, accident: VoteAccident, folder: str) -> End
         armed.append(_arm(accident, scene))
     caught: Exception | None = None
     try:
-        for step in range(BEFORE + 1 + EVERY + accident.delay):
+        for step in range(BEFORE + 1 + EVERY):
             if step <= BEFORE:
                 dist.barrier()  # whoever is slow is not lost
             train(optimizer, params.values(), rank, step, step + 1)

@@ -30,12 +30,8 @@ def run_cases(rank: int, world_size: int, cases: list[Options]) -> list[Ended]:
             before = optimizer.traffic.sent_bytes
             train(optimizer, params.values(), rank, step, step + 1)
             is_vote = (step + 1) % every == 0
-            if options.get("delay"):
-                assert (optimizer.progress.turn is not None) == (
-                    step + 1 >= every and (step + 1) % every < options["delay"]
-                )
             sent = optimizer.traffic.sent_bytes - before
-            assert options.get("delay") or sent == is_vote * optimizer.plan.sent_bytes
+            assert sent == is_vote * optimizer.plan.sent_bytes
         assert optimizer.local_step == STEPS
         optimizer.verify_replicas()
         assert optimizer.committed_step == optimizer.traffic.steps == STEPS // every

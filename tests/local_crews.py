@@ -108,7 +108,7 @@ def train(
         step = optimizer.committed_step
         points[step] = bits(optimizer.common_point)
         rosters[step] = crew.epoch.number, crew.epoch.roster.ids
-        assert optimizer.parts > 1 or own_bits(optimizer) == points[step]
+        assert own_bits(optimizer) == points[step]
 
     def vote_out_of_turn(optimizer: CrewLocalSteps) -> None:
         each(optimizer)

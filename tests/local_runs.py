@@ -95,20 +95,16 @@ class PlainRun:
         *,
         rule: DeltaRule,
         every: int = EVERY,
-        delay: int = 0,
-        parts: int = 1,
         dtype: torch.dtype = torch.float32,
         nonfinite: str = "raise",
         **outer: Any,
     ) -> None:
         self.nonfinite = nonfinite
-        self.every, self.delay, self.dtype = every // parts, delay, dtype
-        self.begun: list[list[Tensor]] = []
+        self.every, self.dtype = every, dtype
         self.own = [[*make_params(SHAPES, dtype=dtype).values()] for _ in range(n_workers)]
         self.inners = [make_inner(params) for params in self.own]
         flat = [param.detach().float().view(-1).numpy().copy() for param in self.own[0]]
-        self.oracle = DeltaOracle(flat, rule, n_workers, n_parts=parts, **outer)
-        self.landing: list[int] = []
+        self.oracle = DeltaOracle(flat, rule, n_workers, **outer)
         self.done = 0
 
     @property
@@ -125,35 +121,18 @@ class PlainRun:
                 set_grads(params, worker, self.done)
                 step_inner(self.inners[worker])
             self.done += 1
-            if self.done % self.every == self.delay and self.begun:
-                self.land()
-            if self.done % self.every == 0 and self.delay:
-                self.begun = [[param.detach().clone() for param in mine] for mine in self.own]
-                self.landing = self.oracle.part
-                self.cast()
-            elif self.done % self.every == 0:
+            if self.done % self.every == 0:
                 self.vote()
         return self
 
     @torch.no_grad()
-    def land(self) -> None:
-        """Take the outcome of a vote that began some steps ago."""
-        common = self.common
-        for params, begun in zip(self.own, self.begun, strict=True):
-            for index in self.landing:
-                moved = params[index].float() - begun[index].float()
-                params[index].copy_(common[index] + moved)
-        self.begun = []
-
-    @torch.no_grad()
     def vote(self) -> None:
-        """Vote on the part whose turn it is."""
-        part = self.oracle.part
+        """Vote; all go on from the common point."""
         self.cast()
         common = self.common
         for params in self.own:
-            for index in part:
-                params[index].copy_(common[index])
+            for param, point in zip(params, common, strict=True):
+                param.copy_(point)
 
     @torch.no_grad()
     def cast(self) -> None:

@@ -211,18 +211,12 @@ SPARE_OPTIONS: dict[str, Option] = {
 """Options of ``REPRESENTATIVES`` only, with few patterns."""
 
 _EVERY = {"every": 3}
-_PARTS = {"every": 4, "parts": 2}
-_LATE_PARTS = {"every": 6, "parts": 2, "delay": 2}
 _OUTER_MOMENTUM = {**_EVERY, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True}
 
 LOCAL_OPTIONS: dict[str, Option] = {
     "local": Option(_EVERY, inner="lion"),
     "local, outer momentum": Option(_OUTER_MOMENTUM, inner="lion", patterns=_FEW),
-    "local, late": Option({**_EVERY, "delay": 1}, inner="lion", patterns=_FEW),
-    "local, parts": Option(_PARTS, inner="lion", votes_last=True, patterns=_FEW),
-    "local, late parts": Option(
-        {**_LATE_PARTS, "outer_momentum": 0.5}, inner="lion", patterns=_FEW
-    ),
+    "local, vote out of turn": Option(_EVERY, inner="lion", votes_last=True, patterns=_FEW),
     "local, weights": Option(_EVERY, inner="lion", weights=_WEIGHTS, patterns=_FEW),
     "local, nodes": Option({**_EVERY, **_NODES}, inner="lion", patterns=_CUT),
     "local, mesh": Option(_OUTER_MOMENTUM, inner="lion", is_sharded=True, patterns=_CUT),

@@ -71,7 +71,7 @@ def digest_local(
     optimizer: distlion.LocalSteps, params: Iterable[Tensor], option: Option
 ) -> tuple[str, str]:
     """Return digests of the common point, and of what a worker has of its own."""
-    outer = optimizer.outer_optimizer  # a vote that is under way has ended by then
+    outer = optimizer.outer_optimizer
     common = {id(param): point for param, point in optimizer.list_pairs()}
     kept = list_kept(outer, list_params(outer), KEPT_BY_RULES)
     own = [*params, *list_kept(optimizer, list_params(optimizer), KEPT_INSIDE), *kept]

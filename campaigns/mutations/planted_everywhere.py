@@ -20,8 +20,8 @@ from planted_kernels import KERNELS
 from planted_latency import LATENCY
 from planted_leftovers import SHARED
 from planted_local import LOCAL_STEPS
+from planted_local_crews import LOCAL_CREWS
 from planted_local_lab import AROUND_LOCAL_STEPS
-from planted_local_parts import LOCAL_PARTS
 from planted_losses import LOSSES
 from planted_methods import NAMES
 from planted_misuse import MISUSES
@@ -65,7 +65,7 @@ EVERYWHERE = (
     *NAMES,
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
-    *LOCAL_PARTS,
+    *LOCAL_CREWS,
     *SEVERAL_INNER,
     *SHARDED_LOCAL,
     *TOGETHER,

@@ -60,8 +60,8 @@ FEEDBACK = (
     Mutation(
         "a loaded state has no estimates",
         "optim/saved_state.py",
-        'keys = ("exp_avg", *find_rule(saved).worker_state)',
-        'keys = ("exp_avg",)',
+        "keys = (*of_all, *find_rule(saved).worker_state)",
+        "keys = of_all",
         ESTIMATES,
     ),
     Mutation(

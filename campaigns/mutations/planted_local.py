@@ -9,14 +9,13 @@ VIRTUAL = ("virtual/test_virtual_local_steps.py",)
 ALONE = ("local/test_local_steps_alone.py",)
 REAL = (
     "distributed/test_local_steps_of_workers.py",
-    "distributed/test_local_steps_later.py",
+    "distributed/test_local_steps_states.py",
 )
 CHANGED = ("local/test_local_steps_changed.py",)
-STARTS = ("local/test_period_start.py",)
+STARTS = ("local/test_write_check.py",)
 REFUSED = ("distributed/test_local_steps_refused.py",)
 LEFT_OUT = ("distributed/test_local_steps_left_out.py",)
 RECOVERED = ("distributed/test_local_steps_recovered.py",)
-ENDS = ("distributed/test_local_steps_ends.py",)
 FILES = ("checkpoint/test_local_steps_saved.py",)
 
 LOCAL_STEPS = (
@@ -86,8 +85,8 @@ LOCAL_STEPS = (
     Mutation(
         "the outer momentum moves a parameter that nobody votes on",
         "local/outer_step.py",
-        "if start is None or place not in voted:",
-        "if start is None:",
+        "if place not in voted:",
+        "if False:",
         LEFT_OUT,
     ),
     Mutation(
@@ -135,15 +134,15 @@ LOCAL_STEPS = (
     Mutation(
         "a repair between votes is a part of the next delta",
         "local/local_steps.py",
-        "self._votes.begin_after_repair()",
+        "self._votes.give_up_repaired()",
         "pass",
         REAL,
     ),
     Mutation(
         "a vote that fails moves the workers to the common point",
         "local/votes.py",
-        "            forget_deltas(self._voting)\n",
-        "            forget_deltas(self._voting)\n            take_common(self._voting)\n",
+        "            forget_deltas(pairs)\n",
+        "            forget_deltas(pairs)\n            take_common(pairs)\n",
         RECOVERED,
     ),
     Mutation(
@@ -161,31 +160,10 @@ LOCAL_STEPS = (
         ALONE,
     ),
     Mutation(
-        "what a worker moves while a vote travels is lost",
-        "local/late_vote.py",
-        "moved = target + (param.detach().float() - begun.float())",
-        "moved = target",
-        VIRTUAL,
-    ),
-    Mutation(
-        "a late vote that fails is as if it had been committed",
-        "local/late_vote.py",
-        "raise self._outcome.error",
-        "pass",
-        REAL,
-    ),
-    Mutation(
-        "a late vote that is under way is not saved",
-        "local/state.py",
-        '"late_part": progress.turn,',
-        '"late_part": None,',
-        FILES,
-    ),
-    Mutation(
         "workers vote after other numbers of steps",
         "local/votes.py",
-        "outer, [schedule.describe()], parts",
-        "outer, [], parts",
+        "OuterStage(outer, [line]",
+        "OuterStage(outer, []",
         REAL,
     ),
     Mutation(
@@ -219,72 +197,58 @@ LOCAL_STEPS = (
     Mutation(
         "weights that are loaded after construction are a part of the next delta",
         "local/period.py",
-        "self._written = self._written or self._names[written[0]]",
+        "self._written = self._written or self._names[param]",
         "pass",
         CHANGED,
     ),
     Mutation(
         "writes that torch does not count are a part of the next delta",
-        "local/period_start.py",
+        "local/write_check.py",
         "is_any = any(each.have_changed() for each in self._samples)",
         "is_any = False",
         CHANGED,
     ),
     Mutation(
         "writes beside the sample are a part of the next delta",
-        "local/period_start.py",
+        "local/write_check.py",
         "(is_any or before != after)",
         "is_any",
         STARTS,
     ),
     Mutation(
         "a sample is one element",
-        "local/period_start.py",
+        "local/write_check.py",
         "gap = max(1, int(_GOLDEN * (n_elements // SAMPLE_ELEMENTS)))",
         "gap = n_elements",
         STARTS,
     ),
     Mutation(
         "a sample lies in one column of a convolution",
-        "local/period_start.py",
+        "local/write_check.py",
         "gap = max(1, int(_GOLDEN * (n_elements // SAMPLE_ELEMENTS)))",
         "gap = max(1, (n_elements // SAMPLE_ELEMENTS - 1) | 1)",
         STARTS,
     ),
     Mutation(
         "NaN in a sample is taken for a write",
-        "local/period_start.py",
+        "local/write_check.py",
         "torch.equal(now.view(torch.uint8), self._before.view(torch.uint8))",
         "torch.equal(now, self._before)",
         STARTS,
     ),
     Mutation(
         "a tensor with gaps in memory has no sample and is not compared",
-        "local/period_start.py",
+        "local/write_check.py",
         "[None if view is None else layout for layout, view in found]",
         "[layout for layout, _ in found]",
         STARTS,
     ),
     Mutation(
         "a parameter whose memory was turned is as before",
-        "local/period_start.py",
+        "local/write_check.py",
         "                local.stride(),\n",
         "",
         STARTS,
-    ),
-    Mutation(
-        "an earlier period's values are compared with those of a later one",
-        "local/period.py",
-        " if begun[param] is start]",
-        "]",
-        STARTS,
-    ),
-    Mutation(
-        "what a user writes while a vote travels is a local step",
-        "local/votes.py",
-        "self.period.note_begun([param for param, _ in pairs], self._late.begun)",
-        "pass",
-        REFUSED,
     ),
     Mutation(
         "what keeps one worker from a vote is heard by none",
@@ -331,37 +295,16 @@ LOCAL_STEPS = (
     Mutation(
         "a vote without a step since the last moves all",
         "local/votes.py",
-        "while any(self.period.since):",
-        "for _ in self.period.since:",
+        "        if self.period.since:\n            self.vote_when_due()",
+        "        if True:\n            self.vote_when_due()",
         REFUSED,
     ),
     Mutation(
         "a vote without a step since the last moves virtual workers",
         "virtual/local_steps.py",
-        "while any(self._since):",
-        "for _ in self._since:",
+        "        if self._since:\n",
+        "        if True:\n",
         VIRTUAL,
-    ),
-    Mutation(
-        "a late vote of virtual workers that fails is taken",
-        "virtual/local_steps.py",
-        "            self._cast(turn)\n            self._late = late",
-        "            self._late = late\n            self._cast(turn)",
-        VIRTUAL,
-    ),
-    Mutation(
-        "the end of a process cuts its late vote short",
-        "local/late_vote.py",
-        "daemon=False",
-        "daemon=True",
-        ENDS,
-    ),
-    Mutation(
-        "a late vote that nobody takes fails in silence",
-        "local/late_vote.py",
-        "weakref.finalize(self, _log_untaken, self._outcome)",
-        "pass",
-        ENDS,
     ),
     Mutation(
         "states of local steps that a release saved load as those of the inner optimizer",

@@ -8,7 +8,7 @@ ABSENT = ("distributed/test_absent_gradients.py",)
 COPIES = ("optim/test_copies.py",)
 DDP = ("distributed/test_ddp.py",)
 GROUPS = ("distributed/test_groups.py",)
-PERIOD_START = ("local/test_period_start.py",)
+PERIOD_START = ("local/test_write_check.py",)
 INNER_STATE = ("distributed/test_inner_state.py",)
 NONFINITE = ("distributed/test_nonfinite.py",)
 TORCH_OPTIM = ("distributed/test_torch_optim.py",)
@@ -67,20 +67,20 @@ LOSSES = (
     Mutation(
         "loss: a NaN stays in the inner state of local steps",
         "local/votes.py",
-        "            self._reset_broken(self._voting, broken)",
+        "            self._reset_broken(broken)",
         "            pass",
         INNER_STATE,
     ),
     Mutation(
         "loss: rows that a forward pass shortens stop local steps",
-        "local/period_start.py",
+        "local/write_check.py",
         "            and not _is_shortened(param, start)\n",
         "",
         PERIOD_START,
     ),
     Mutation(
         "loss: local steps take longer rows for shortened ones",
-        "local/period_start.py",
+        "local/write_check.py",
         "(after <= before * (1 + tolerance)) & (errors <= tolerance * after)",
         "errors <= tolerance * after",
         PERIOD_START,

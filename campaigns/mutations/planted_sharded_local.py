@@ -41,13 +41,13 @@ SHARDED_LOCAL = (
     Mutation(
         "writes to sharded parameters between two periods are not seen",
         "local/period.py",
-        " if begun[param] is start]",
-        " if begun[param] is start and not hasattr(param, 'to_local')]",
+        "in check.list_written()):",
+        "in check.list_written() if not hasattr(each, 'to_local')):",
         REFUSED,
     ),
     Mutation(
         "writes to a DTensor are looked for at its shard alone",
-        "local/period_start.py",
+        "local/write_check.py",
         "                param._version,\n",
         "",
         REFUSED,

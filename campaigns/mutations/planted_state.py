@@ -117,8 +117,9 @@ STATES = (
     Mutation(
         "estimates that a worker's file lacks begin with 0",
         "checkpoint/reader.py",
-        "                for key in rules[index].worker_state:\n",
-        "                for key in rules[index].worker_state[: self._has(f'estimate.{index}')]:\n",
+        "dtypes |= dict.fromkeys(rules[index].worker_state, str(torch.float32))",
+        "kept = rules[index].worker_state[: self._has(f'estimate.{index}')]\n"
+        "            dtypes |= dict.fromkeys(kept, str(torch.float32))",
         (f"{ALL}an_estimate_that_one_workers_file_lacks_is_refused_on_every_rank",),
     ),
     Mutation(

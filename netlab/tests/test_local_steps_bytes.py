@@ -23,8 +23,6 @@ CASES = {
     "estimates, 2 bits": "aggregation=distlion.EstimateVote(bits=2)",
     "stochastic": "aggregation=distlion.StochasticVote()",
     "outer momentum": "outer_momentum=0.9, nesterov=True",
-    "parts": "parts=2",
-    "delay": "delay=1",
     "server": "exchange=distlion.ParameterServer()",
 }
 """Arguments of ``LocalSteps``."""
@@ -53,10 +51,10 @@ PROGRAM = textwrap.dedent(
     )
     plans = []
     for step in range(periods * every):
-        if (step + 1) % (every // optimizer.parts) == 0:
+        if (step + 1) % every == 0:
             plans.append(vars(optimizer.plan))
         optimizer.step()
-    traffic = optimizer.outer_optimizer.traffic  # once no vote is under way
+    traffic = optimizer.traffic
     print(json.dumps([dist.get_rank(), plans, traffic.sent_bytes, traffic.last_sent_bytes]))
     dist.barrier()
     dist.destroy_process_group()

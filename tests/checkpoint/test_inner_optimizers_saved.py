@@ -46,7 +46,7 @@ def make_swapped(model: nn.Module) -> list[torch.optim.Optimizer]:
 INNERS = {"orthogonalizing lion": make_lion, "muon and adamw": make_muon_and_adamw}
 KINDS: dict[str, dict[str, Any]] = {
     "residuals": {"aggregation": distlion.ResidualVote(2), "outer_momentum": 0.9},
-    "a late vote on a part": {"every": 2 * EVERY, "parts": 2, "delay": 2},
+    "scales": {},
 }
 
 

@@ -29,13 +29,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "nesterov": True,
     },
     "estimates": {"aggregation": distlion.EstimateVote()},
-    "a late vote": {"delay": 2, "aggregation": distlion.ScaledVote()},
-    "parts": {"parts": 3, "aggregation": distlion.ResidualVote(), "outer_momentum": 0.5},
-    "a late vote on a part": {"every": 2 * EVERY, "parts": 2, "delay": 2},
-    "a late vote on the second part": {"every": 2 * EVERY, "parts": 2, "delay": 2},
+    "scales": {"aggregation": distlion.ScaledVote()},
 }
-LATER = {"a late vote on the second part": AT + EVERY}
-"""When runs are interrupted, where that is not ``AT``."""
 
 
 def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -93,22 +88,21 @@ def resume(rank: int, world_size: int, folder: str) -> list[str]:
     """Interrupt a run of each kind; return those that differ from an uninterrupted one."""
     wrong = []
     for number, (name, options) in enumerate(KINDS.items()):
-        at = LATER.get(name, AT)
         dtype = torch.bfloat16 if name == "estimates" else torch.float32
         whole = LocalWorker(rank, dtype, **options).train(0, STEPS)
         path = (
             LocalWorker(rank, dtype, **options)
-            .train(0, at)
+            .train(0, AT)
             .save(f"{folder}/{number}", async_=number == 0)
         )
         second = LocalWorker(rank, dtype, **options).train(0, 1)
         loaded = second.load(path)
         own = second.optimizer
         counts = (loaded.step, loaded.local_step, own.local_step, own.committed_step)
-        votes = at // (options.get("every", EVERY) // options.get("parts", 1))
-        if counts != (votes, at, at, votes):
+        votes = AT // EVERY
+        if counts != (votes, AT, AT, votes):
             wrong.append(f"{name}: {counts}")
-        if not are_equal(second.train(at, STEPS).tensors(), whole.tensors()):
+        if not are_equal(second.train(AT, STEPS).tensors(), whole.tensors()):
             wrong.append(name)
     return wrong
 
@@ -147,7 +141,7 @@ def start_again(rank: int, world_size: int, folder: str, options: dict[str, Any]
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["residuals, momentum", "a late vote"])
+@pytest.mark.parametrize("kind", ["residuals, momentum", "scales"])
 def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path, kind: str) -> None:
     first, victim, third = run_workers(die_in_a_vote, 3, str(tmp_path), KINDS[kind], may_die=True)
     assert isinstance(victim, WorkerDiedError)
@@ -159,18 +153,16 @@ def test_a_single_worker_resumes_too(tmp_path: Path) -> None:
     assert resume(0, 1, str(tmp_path)) == []
 
 
-def save(
-    rank: int, world_size: int, folder: str, options: dict[str, Any] | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
-    worker = LocalWorker(rank, aggregation=distlion.ResidualVote(), **options or {}).train(0, AT)
+def save(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
+    worker = LocalWorker(rank, aggregation=distlion.ResidualVote()).train(0, AT)
     worker.save(folder)
     return worker.own(), worker.optimizer.common_point
 
 
 def load(
-    rank: int, world_size: int, folder: str, rule: Any, options: dict[str, Any]
+    rank: int, world_size: int, folder: str, rule: Any
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], int]:
-    worker = LocalWorker(rank, aggregation=distlion.ResidualVote(), **options)
+    worker = LocalWorker(rank, aggregation=distlion.ResidualVote())
     worker.load(folder, on_world_change=rule)
     own, common = worker.own(), [each.clone() for each in worker.optimizer.common_point]
     momenta = [entry["exp_avg"].clone() for entry in worker.optimizer.state.values()]
@@ -180,14 +172,11 @@ def load(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("options", [{}, {"every": 2 * EVERY, "parts": 2, "delay": 2}])
-def test_another_number_of_workers_begins_by_the_rule_of_momenta(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    saved = run_workers(save, 4, str(tmp_path), options)
+def test_another_number_of_workers_begins_by_the_rule_of_momenta(tmp_path: Path) -> None:
+    saved = run_workers(save, 4, str(tmp_path))
     for rule in ("map", "mean", "reset"):
         for rank, (own, common, momenta, votes) in enumerate(
-            run_workers(load, 2, str(tmp_path), rule, options)
+            run_workers(load, 2, str(tmp_path), rule)
         ):
             assert are_equal(common, saved[0][1])
             assert votes == STEPS // EVERY
@@ -210,10 +199,9 @@ def load_apart(rank: int, world_size: int, folder: str) -> tuple[str, int]:
     return "", worker.optimizer.local_step
 
 
-def make_older(tree: dict[str, Any]) -> None:
-    """Leave out what checkpoints have since parts of the parameters may vote."""
-    new = ("parts", "late_part")
-    tree["local"]["items"] = [pair for pair in tree["local"]["items"] if pair[0] not in new]
+def add(key: str, value: Any, *more: tuple[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Add numbers that earlier versions saved."""
+    return lambda tree: tree["local"]["items"].extend(map(list, ((key, value), *more)))
 
 
 def change_steps(tree: dict[str, Any]) -> None:
@@ -251,9 +239,9 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     path = saved.save(tmp_path)
     cases: list[tuple[str, Any, Any]] = [
         ("votes every 3 steps", {"every": EVERY + 1}, None),
-        ("votes in parts=1", {"parts": 3}, None),
         ("outer_momentum was saved with the shapes", {"outer_momentum": 0.9}, None),
-        ("the checkpoint has no late_part, parts: it is older", {}, make_older),
+        ("was saved with parts=2", {}, add("parts", 2)),
+        ("while a vote with delay= was under way", {}, add("parts", 1, ("late_part", 0))),
         ("without local steps", {}, lambda tree: tree.pop("local")),
         ("malformed", {}, lambda tree: tree.update(local=7)),
     ]

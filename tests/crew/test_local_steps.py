@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "outer_lr": 0.5,
     },
     "estimates": {"aggregation": distlion.EstimateVote()},
-    "parts": {"parts": 2, "outer_momentum": 0.5},
+    "momentum": {"outer_momentum": 0.5},
     "muon and adamw": {"make_inner": make_muon_and_adamw},
 }
 
@@ -56,10 +56,9 @@ def strike_one(
 ) -> dict[str, Any]:
     """The worker of rank 0 is struck, and woken once the others are two votes further."""
     crew, store = make_crew(port, min_workers=2, max_workers=size), connect(port)
-    parts = KINDS[name].get("parts", 1)
 
     def act(optimizer: CrewLocalSteps) -> None:
-        votes = optimizer.committed_step // parts
+        votes = optimizer.committed_step
         if rank == 0 and votes == STRUCK_AT and not store.check(["struck"]):
             if point == IN_A_LOCAL_STEP:
                 if optimizer.local_step % EVERY == 2:
@@ -67,7 +66,7 @@ def strike_one(
             elif not faults.armed:
                 faults.arm(
                     rank=crew.rank,
-                    step=parts * STRUCK_AT,
+                    step=STRUCK_AT,
                     point=point,
                     action=lambda _: strike(store, how),
                 )
@@ -87,7 +86,7 @@ def strike_one(
         ("plain", IN_A_LOCAL_STEP),
         ("residuals, momentum", "before_step"),
         ("estimates", "framed"),
-        ("parts", "before_commit"),
+        ("momentum", "before_commit"),
         ("plain", "after_commit"),
     ],
 )
@@ -96,14 +95,13 @@ def test_others_vote_again_when_a_worker_is_killed(name: str, point: str) -> Non
     dead, *results = start(strike_one, 3, store.port, name, point, signal.SIGKILL, may_die=True)
     assert isinstance(dead, WorkerDiedError)
     check_equal(results)
-    parts = KINDS[name].get("parts", 1)
     for result in results:
         assert result["struck"] == 1
-        assert result["counts"] == (GOAL, parts * GOAL // EVERY)
-        assert len(result["points"]) == parts * GOAL // EVERY
+        assert result["counts"] == (GOAL, GOAL // EVERY)
+        assert len(result["points"]) == GOAL // EVERY
         sizes = {vote: len(ids) for vote, (_, ids) in result["rosters"].items()}
-        assert sizes[parts * STRUCK_AT] == 3
-        assert sizes[parts * STRUCK_AT + 2] == 2
+        assert sizes[STRUCK_AT] == 3
+        assert sizes[STRUCK_AT + 2] == 2
 
 
 @pytest.mark.parametrize("point", [IN_A_LOCAL_STEP, "before_step"])
@@ -183,10 +181,9 @@ def join_late(rank: int, size: int, port: int, name: str, has_last_vote: bool) -
     [
         ("residuals, momentum", False),
         ("estimates", False),
-        ("parts", False),
         ("muon and adamw", False),
         ("plain", True),
-        ("parts", True),
+        ("momentum", True),
     ],
 )
 def test_a_newcomer_begins_where_the_others_are(name: str, has_last_vote: bool) -> None:
@@ -308,22 +305,21 @@ def replay(results: list[dict[str, Any]], name: str) -> None:
         **KINDS[name],
     )
     cluster.change_workers(members)
-    interval = EVERY // KINDS[name].get("parts", 1)
     for step in range(GOAL):
         for place, member in enumerate(members):
             for group in cluster.inners[place].param_groups:
                 group["lr"] = 1e-2 * 0.99**step
             draw_loss(model, step, member).backward()
             cluster.collect(place)
-        vote = (step + 1) // interval
-        if (step + 1) % interval == 0 and rosters[vote][1] != members:
+        vote = (step + 1) // EVERY
+        if (step + 1) % EVERY == 0 and rosters[vote][1] != members:
             members = rosters[vote][1]
             cluster.change_workers(members)
         cluster.step()
-        if (step + 1) % interval == 0:
+        if (step + 1) % EVERY == 0:
             assert bits(cluster.common_point) == points[vote], vote
-    n_votes = GOAL // interval
-    assert [len(rosters[vote][1]) for vote in (STRUCK_AT * EVERY // interval, n_votes)] == [3, 3]
+    n_votes = GOAL // EVERY
+    assert [len(rosters[vote][1]) for vote in (STRUCK_AT, n_votes)] == [3, 3]
     assert 2 in {len(ids) for _, ids in rosters.values()}
     for result in results:
         place = members.index(result["id"])
@@ -333,7 +329,7 @@ def replay(results: list[dict[str, Any]], name: str) -> None:
             assert are_equal(mine, kept), key
 
 
-@pytest.mark.parametrize("name", ["residuals, momentum", "estimates", "parts"])
+@pytest.mark.parametrize("name", ["residuals, momentum", "estimates"])
 def test_a_run_whose_members_changed_is_replayed_bit_for_bit(name: str) -> None:
     store = host_store()
     dead, *results = start(replayed, 4, store.port, name, may_die=True)

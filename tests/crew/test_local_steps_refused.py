@@ -48,7 +48,6 @@ def be_refused(
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"delay": 1}, InvalidArgumentError, "delay=1 cannot be used in a crew: where members"),
         (
             {"nodes": distlion.Nodes(ranks_per_node=2)},
             InvalidArgumentError,

@@ -18,7 +18,7 @@ from local_runs import are_equal
 EVERY, SAVED_AT, GOAL = 4, 10, 22
 OPTIONS: dict[str, dict[str, Any]] = {
     "residuals, momentum": {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5},
-    "parts": {"aggregation": distlion.EstimateVote(), "parts": 2},
+    "estimates": {"aggregation": distlion.EstimateVote()},
 }
 
 

@@ -60,11 +60,8 @@ def make_local(model: nn.Module) -> torch.optim.Optimizer:
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (make_adamw, {"aggregation": distlion.ScaledVote()}),
-    "parts": (
-        make_adamw,
-        {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5, "parts": 2},
-    ),
-    "late": (make_adamw, {"aggregation": distlion.EstimateVote(), "delay": 3}),
+    "momentum": (make_adamw, {"aggregation": distlion.ResidualVote(), "outer_momentum": 0.5}),
+    "estimates": (make_adamw, {"aggregation": distlion.EstimateVote()}),
     "sgd": (make_sgd, {}),
     "local": (make_local, {}),
     "lion": (make_lion, {}),
@@ -109,12 +106,10 @@ def list_bits(model: nn.Module, optimizer: Any) -> list[Any]:
     """List all that must go on alike: places, parameters, common points and momenta."""
     common = optimizer.outer_optimizer
     kept = [*optimizer.common_point, *optimizer.outer_buffers]
-    # Without betas nothing reads the momentum of deltas, so no state needs it.
     for entry in common.state.values():
-        kept += [entry[key] for key in sorted(entry.keys() - {"exp_avg"})]
+        kept += [entry[key] for key in sorted(entry)]
     for param in model.parameters():
         entry = optimizer.state[param]
         kept += [torch.as_tensor(entry[key]) for key in sorted(entry)]
-    progress = optimizer.progress
-    place = progress.calls, list(progress.since), progress.turn, optimizer.committed_step
+    place = *optimizer.progress, optimizer.committed_step
     return [place, digest(model), [get_bits(each) for each in kept]]

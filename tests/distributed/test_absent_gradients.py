@@ -97,13 +97,12 @@ class Part:
 def watch_use(rank: int, world_size: int) -> dict[str, list[str]]:
     """Return what is warned of, by optimizer."""
     found = {}
-    for case in ("plain", "overlap", "local", "parts"):
-        part, is_local = Part(rank), case in ("local", "parts")
+    for case in ("plain", "overlap", "local"):
+        part, is_local = Part(rank), case == "local"
         params = list(part.named.items())
         if is_local:
             inner = torch.optim.SGD(params, lr=0.1)
-            parts = 2 if case == "parts" else 1
-            optimizer = distlion.LocalSteps(inner, every=2, parts=parts)
+            optimizer = distlion.LocalSteps(inner, every=2)
         else:
             optimizer = make_optimizer(params, overlap=case == "overlap")
         with warnings.catch_warnings(record=True) as seen:
@@ -122,10 +121,10 @@ def watch_use(rank: int, world_size: int) -> dict[str, list[str]]:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_parameters_that_no_worker_uses_in_the_first_steps_are_named_once(world_size: int) -> None:
     for found in run_workers(watch_use, world_size):
-        for case in ("plain", "overlap", "local", "parts"):
+        for case in ("plain", "overlap", "local"):
             assert found[f"{case}, before"] == []
             (said,) = found[case]
-            where = "on this worker" if case in ("local", "parts") else "on any worker"
+            where = "on this worker" if case == "local" else "on any worker"
             assert said.startswith(f"6 of 9 parameters had no gradient {where} in the first 10")
             assert "unused0, unused1, unused2, unused3, unused4 and 1 more." in said
             assert said.endswith(__file__)

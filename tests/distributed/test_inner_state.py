@@ -22,7 +22,6 @@ INNERS = {"AdamW": make_adamw, "SGD": make_sgd, "Lion": make_lion}
 CASES: dict[str, dict[str, Any]] = {
     "skip": {"nonfinite": "skip"},
     "abstain": {"nonfinite": "abstain"},
-    "late": {"nonfinite": "skip", "delay": 1},  # the result of an earlier vote comes first
 }
 
 Ended = tuple[list[Tensor], int, list[str], bool]

@@ -43,12 +43,10 @@ STOPPED = {
     name: VoteAccident(*moment, kind="stop", timeout_s=TIMEOUT_S)
     for name, moment in MOMENTS.items()
 }
-KILLED_LATE = {name: VoteAccident(*MOMENTS[name], delay=2) for name in MOMENTS}
-TABLES = (KILLED, STOPPED, KILLED_LATE)
+TABLES = (KILLED, STOPPED)
 QUICK = (
     {"framed", "framed again", "before_commit", "scaled, counted"},
     {"before_commit"},
-    {"framed"},
 )
 
 
@@ -76,10 +74,9 @@ def check_others(table: dict[str, VoteAccident], name: str, kind: type[Exception
         assert isinstance(ending, Ending), ending
         assert ending.kind == kind.__name__, ending.text
         assert ending.culprits == (accident.victim,), ending.text
-        # A late vote raises in the step that takes its outcome.
-        assert ending.n_steps == EVERY * (n_votes + 1) + accident.delay
+        assert ending.n_steps == EVERY * (n_votes + 1)
         assert ending.n_votes == n_votes
-        check_place(accident.rule, accident.delay, rank, ending)
+        check_place(accident.rule, rank, ending)
         assert (ending.afterwards, ending.is_whole) == ("ProcessGroupError", True)
     return endings[accident.victim]
 
@@ -89,18 +86,13 @@ def test_a_worker_that_dies_leaves_the_others_whole(name: str) -> None:
     assert_died(check_others(KILLED, name, errors.PeerLostError))
 
 
-@each_of(KILLED_LATE)
-def test_a_worker_that_dies_while_a_vote_travels_is_named_when_it_is_taken(name: str) -> None:
-    assert_died(check_others(KILLED_LATE, name, errors.PeerLostError))
-
-
 @each_of(STOPPED)
 def test_a_worker_that_freezes_is_named_at_the_timeout(name: str) -> None:
     victim = check_others(STOPPED, name, errors.StepTimeoutError)
     assert isinstance(victim, Ending), victim
     assert victim.kind in ("StepTimeoutError", "PeerLostError"), victim.text
     assert victim.n_votes <= AT_VOTE + (STOPPED[name].point in COMMITTED)
-    check_place(STOPPED[name].rule, 0, STOPPED[name].victim, victim)
+    check_place(STOPPED[name].rule, STOPPED[name].victim, victim)
     assert victim.is_whole
 
 
@@ -119,8 +111,6 @@ for _place in ("step", "bits", "scales"):
     DAMAGED |= {
         f"gathered {_place}": VoteAccident("framed", exchange=distlion.AllGather(), **_damage),
         f"{_place} to the server": VoteAccident("framed", exchange=SERVER, **_damage),
-        f"late {_place}": VoteAccident("framed", delay=2, **_damage),
-        f"late {_place} of replies": VoteAccident("framed", 2, delay=2, **_damage),
     }
 FROM_SERVER = VoteAccident(
     "framed", 2, kind="damage", at_byte=-64, victim=0, exchange=SERVER, timeout_s=TIMEOUT_S
@@ -146,9 +136,9 @@ def test_damaged_bytes_stop_all_with_nothing_taken() -> None:
         for rank, endings in enumerate(ended):
             ending = endings[number]
             assert ending.kind == errors.CorruptFrameError.__name__, (name, ending.text)
-            assert (ending.n_steps, ending.n_votes) == (2 * EVERY + accident.delay, AT_VOTE), name
+            assert (ending.n_steps, ending.n_votes) == (2 * EVERY, AT_VOTE), name
             assert (ending.fired >= accident.firing) == (rank == accident.victim), name
-            check_place(accident.rule, accident.delay, rank, ending)
+            check_place(accident.rule, rank, ending)
             assert (ending.afterwards, ending.is_whole) == ("ProcessGroupError", True), name
 
 
@@ -159,7 +149,7 @@ def test_a_damaged_reply_of_the_server_is_taken_by_none_but_the_server() -> None
     assert server.kind in ("StepTimeoutError", "PeerLostError"), server.text
     assert (server.n_votes, server.fired) == (AT_VOTE + 1, 2)
     for rank, ending in enumerate([server, *others]):
-        check_place(FROM_SERVER.rule, 0, rank, ending)
+        check_place(FROM_SERVER.rule, rank, ending)
         assert (ending.afterwards, ending.is_whole) == ("ProcessGroupError", True)
     for ending in others:
         assert (ending.kind, ending.n_votes) == ("CorruptFrameError", AT_VOTE), ending.text

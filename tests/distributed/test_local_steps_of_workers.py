@@ -59,16 +59,6 @@ def test_every_pattern_gives_the_bits_of_the_oracle() -> None:
     )
 
 
-def test_an_outcome_that_is_taken_later_is_that_of_the_same_schedule() -> None:
-    """While votes travel, workers go on."""
-    cases: list[Options] = [
-        {"delay": 1, "aggregation": distlion.ScaledVote()},
-        {"delay": 2, "aggregation": distlion.EstimateVote(2), "outer_momentum": 0.5},
-    ]
-    outers: list[Options] = [{"delay": 1}, {"delay": 2, "momentum": 0.5}]
-    check_cases([case["aggregation"] for case in cases], cases, outers)
-
-
 def train_in_nodes(rank: int, world_size: int, rule: Aggregation) -> Ended:
     params = make_params(SHAPES)
     optimizer = make(params, nodes=distlion.Nodes(ranks_per_node=2), aggregation=rule)
@@ -290,10 +280,10 @@ def test_a_worker_whose_common_point_is_repaired_begins_there() -> None:
 def look_up(rank: int, world_size: int) -> list[list[Tensor]]:
     """Train an embedding whose forward pass shortens its rows."""
     ended = []
-    for options in ({}, {"delay": 1}):
+    for rule in (distlion.ScaledVote(), distlion.ResidualVote()):
         embedding = nn.Embedding(30, 8, max_norm=0.5)
         inner = torch.optim.AdamW(embedding.parameters(), lr=0.1)
-        optimizer = distlion.LocalSteps(inner, every=2, **options)
+        optimizer = distlion.LocalSteps(inner, every=2, aggregation=rule)
         for step in range(8):
             embedding(torch.arange(10) + 5 * rank + step).sum().backward()
             optimizer.step()

@@ -23,15 +23,11 @@ pytestmark = pytest.mark.distributed
 
 STEPS = BEFORE + 1 + 2 * EVERY
 """A vote that fails, one that covers its period too, and one more."""
-CASES: list[tuple[Aggregation, int]] = [
-    (rule, delay)
-    for rule in (
-        distlion.ScaledVote(),
-        distlion.ResidualVote(2),
-        distlion.EstimateVote(),
-        distlion.StochasticVote(),
-    )
-    for delay in (0, 2)
+RULES: list[Aggregation] = [
+    distlion.ScaledVote(),
+    distlion.ResidualVote(2),
+    distlion.EstimateVote(),
+    distlion.StochasticVote(),
 ]
 Ended = tuple[Caught | None, int, bool, list[list[Tensor]], int]
 
@@ -51,14 +47,12 @@ def change_delta(optimizer: distlion.LocalSteps) -> None:
 def meet_and_go_on(
     rank: int, world_size: int, point: Any, action: Callable[..., None]
 ) -> list[Ended]:
-    return [_meet_case(rank, point, action, rule, delay) for rule, delay in CASES]
+    return [_meet_case(rank, point, action, rule) for rule in RULES]
 
 
-def _meet_case(
-    rank: int, point: Any, action: Callable[..., None], rule: Aggregation, delay: int
-) -> Ended:
+def _meet_case(rank: int, point: Any, action: Callable[..., None], rule: Aggregation) -> Ended:
     params = make_params(SHAPES)
-    optimizer = make(params, aggregation=rule, delay=delay, **OUTER)
+    optimizer = make(params, aggregation=rule, **OUTER)
     train(optimizer, params.values(), rank, 0, BEFORE)
     before = list_tensors(optimizer)
     fired = 0
@@ -66,26 +60,23 @@ def _meet_case(
         fault = faults.arm(
             rank=1, step=AT_VOTE, point=point, action=lambda subject: action(optimizer)
         )
-    train(optimizer, params.values(), rank, BEFORE, BEFORE + bool(delay))
-    last = BEFORE + 1 + delay
-    train(optimizer, params.values(), rank, BEFORE + bool(delay), last - 1)
-    found = catch(lambda: train(optimizer, params.values(), rank, last - 1, last))
+    found = catch(lambda: train(optimizer, params.values(), rank, BEFORE, BEFORE + 1))
     now = list_tensors(optimizer)
     is_whole = are_equal(now[0], before[0]) and are_equal(now[2], before[2])
     if rank == 1:
         fired = fault.fired
     faults.disarm_all()
-    train(optimizer, params.values(), rank, last, STEPS)
+    train(optimizer, params.values(), rank, BEFORE + 1, STEPS)
     optimizer.verify_replicas()
     return found, fired, is_whole, list_tensors(optimizer), optimizer.committed_step
 
 
-def expect(rule: Aggregation, delay: int) -> tuple[PlainRun, int]:
+def expect(rule: Aggregation) -> tuple[PlainRun, int]:
     """Return a run whose second vote is left out."""
     described = matrix.describe_delta_rule(rule)
-    run = PlainRun(make_adamw, N_WORKERS, rule=described, delay=delay, **PLAIN_OUTER).do(BEFORE)
+    run = PlainRun(make_adamw, N_WORKERS, rule=described, **PLAIN_OUTER).do(BEFORE)
     run.every = 10**6
-    run.do(1 + delay)
+    run.do(1)
     run.every = EVERY
     return run.do(STEPS - run.done), run.oracle.n_votes
 
@@ -101,8 +92,8 @@ def test_the_next_vote_covers_both_periods_to_the_bits_of_the_oracle(
     point: str, action: Callable[..., None], kind: type[Exception]
 ) -> None:
     ended = run_workers(meet_and_go_on, N_WORKERS, point, action)
-    for number, case in enumerate(CASES):
-        run, n_votes = expect(*case)
+    for number, case in enumerate(RULES):
+        run, n_votes = expect(case)
         momenta = [torch.from_numpy(each) for each in run.oracle.buffers]
         for rank, rows in enumerate(ended):
             found, fired, is_whole, tensors, votes = rows[number]

@@ -35,7 +35,6 @@ from local_runs import (
     make,
     make_lion,
     train,
-    write_data,
 )
 
 pytestmark = pytest.mark.distributed
@@ -44,17 +43,16 @@ N_WORKERS = 2
 
 
 def change_behind(
-    rank: int, world_size: int, change: Callable[..., None], delay: int
+    rank: int, world_size: int, change: Callable[..., None]
 ) -> tuple[list[Caught | None], bool]:
     """Rank 1 alone changes something."""
     params = make_params(SHAPES)
-    optimizer = make(params, delay=delay)
+    optimizer = make(params)
     before = copies(optimizer.common_point)
     if rank == 1:
         change(optimizer, params)
     found = [
-        catch(lambda n=n: train(optimizer, params.values(), rank, 0, n))
-        for n in (EVERY + delay, EVERY)
+        catch(lambda n=n: train(optimizer, params.values(), rank, 0, n)) for n in (EVERY, EVERY)
     ]
     return found, are_equal(optimizer.common_point, before)
 
@@ -67,11 +65,10 @@ def change_behind(
         (freeze, "rank 1 cannot vote: parameter 1 of group 0, shape .5,. was trained"),
     ],
 )
-@pytest.mark.parametrize("delay", [0, 1])
 def test_what_one_worker_changed_behind_the_optimizers_back_stops_all(
-    change: Any, words: str, delay: int
+    change: Any, words: str
 ) -> None:
-    for found, unchanged in run_workers(change_behind, N_WORKERS, change, delay):
+    for found, unchanged in run_workers(change_behind, N_WORKERS, change):
         for each in found:
             assert_raised(each, errors.StepInputError, words)
         assert unchanged
@@ -98,21 +95,6 @@ def test_writes_that_torch_does_not_count_stop_all_at_the_next_vote() -> None:
         for found, unchanged in rows:
             assert_raised(found, errors.StepInputError, words)
             assert unchanged
-
-
-def write_while_late(rank: int, world_size: int) -> Caught | None:
-    params = make_params(SHAPES)
-    optimizer = make(params, delay=1)
-    train(optimizer, params.values(), rank, 0, EVERY)
-    if rank == 1:
-        write_data(optimizer, params)
-    train(optimizer, params.values(), rank, EVERY, 2 * EVERY)
-    return catch(lambda: train(optimizer, params.values(), rank, 2 * EVERY, 2 * EVERY + 1))
-
-
-def test_weights_that_are_loaded_while_a_vote_travels_are_no_delta() -> None:
-    for found in run_workers(write_while_late, N_WORKERS):
-        assert_raised(found, errors.StepInputError, "was written to between two periods")
 
 
 def add_bad_group(rank: int, world_size: int) -> tuple[Caught | None, Any, list[torch.Tensor]]:
@@ -144,7 +126,7 @@ def test_a_group_that_one_inner_optimizer_refuses_is_added_on_none() -> None:
 def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | None, int, bool]:
     """Load states of different steps, or of different kinds."""
     params = make_params(SHAPES)
-    optimizer = make(params, delay=2 if kind == "late" else 0)
+    optimizer = make(params)
     train(optimizer, params.values(), rank, 0, EVERY + 1)
     first, inner_state = copy.deepcopy((optimizer.state_dict(), optimizer.inner.state_dict()))
     train(optimizer, params.values(), rank, EVERY + 1, EVERY + 2)
@@ -153,9 +135,10 @@ def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | No
         first = inner_state
     elif kind == "lost":
         first.pop("local_steps")
+    elif kind == "parts":
+        first["local_steps"]["parts"] = 2
     elif kind == "late":
-        first["local_steps"]["local_step"] = EVERY + 2
-        first["local_steps"]["steps_since_vote"] = [2]
+        first["local_steps"]["late_part"] = 0
     kept = optimizer.state
     found = catch(lambda: optimizer.load_state_dict(first if rank == 1 else second))
     step = optimizer.local_step
@@ -170,7 +153,8 @@ def load_other_place(rank: int, world_size: int, kind: str) -> tuple[Caught | No
         ("step", "4 steps, 1 of them since the last vote on rank 1"),
         ("inner alone", "a state without local steps on rank 1"),
         ("lost", "refused on rank 1, .* lost its key 'local_steps'"),
-        ("late", "a result to be taken on rank 1"),
+        ("parts", "was saved with parts=2, .* no longer has parts= and delay="),
+        ("late", "a vote with delay= was under way"),
     ],
 )
 def test_states_of_different_steps_are_loaded_on_none(kind: str, words: str) -> None:
@@ -258,9 +242,9 @@ def test_workers_that_are_a_call_apart_are_told_at_the_next_vote(at: int) -> Non
         assert votes == 0
 
 
-def vote_twice(rank: int, world_size: int, delay: int) -> tuple[Any, ...]:
+def vote_twice(rank: int, world_size: int) -> tuple[Any, ...]:
     params = make_params(SHAPES)
-    optimizer = make(params, delay=delay, aggregation=distlion.ResidualVote())
+    optimizer = make(params, aggregation=distlion.ResidualVote())
     train(optimizer, params.values(), rank, 0, EVERY)
     first = copies(optimizer.common_point)
     optimizer.vote()
@@ -272,9 +256,8 @@ def vote_twice(rank: int, world_size: int, delay: int) -> tuple[Any, ...]:
     return optimizer.committed_step, catch(optimizer.vote)
 
 
-@pytest.mark.parametrize("delay", [0, 2])
-def test_a_vote_without_a_step_since_the_last_moves_nothing(delay: int) -> None:
-    for votes, found in run_workers(vote_twice, N_WORKERS, delay):
+def test_a_vote_without_a_step_since_the_last_moves_nothing() -> None:
+    for votes, found in run_workers(vote_twice, N_WORKERS):
         assert votes == 1
         assert_raised(found, errors.ConfigMismatchError, "vote.. must be called by every rank")
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import distlion
 from cluster import run_workers
 from distlion.errors import DistlionError
-from distlion.local.period_start import PeriodStart
+from distlion.local.write_check import WriteCheck
 from distlion.step.param import local_tensor
 from distributed.sharded_local import AT, EVERY, N_RANKS, list_bits, make, train, train_unevenly
 from distributed.sharded_models import build, digest, make_mesh, save, shard
@@ -61,11 +61,11 @@ def drop_numbers(state: dict[str, Any]) -> dict[str, Any]:
 REFUSED = {
     "workers": (lambda state: change(state, workers=3), "workers was 3 .* is 2 here"),
     "every": (lambda state: change(state, every=5), "votes every 5 steps"),
-    "parts": (lambda state: change(state, parts=1), "in parts=1"),
+    "parts": (lambda state: change(state, parts=2), "was saved with parts=2"),
     "outer": (lambda state: change(state, outer=["outer_lr: 0.5"]), "outer was"),
     "rule": (lambda state: change(state, aggregation="ScaledVote()"), "aggregation was"),
     "version": (lambda state: change(state, format=2), "format was 2"),
-    "late": (lambda state: change(state, late_part=0), "'vote_begun' was saved with the shape"),
+    "late": (lambda state: change(state, late_part=0), "while a vote with delay= was under way"),
     "lost row": (lambda state: drop(state, "worker_param"), "'worker_param' was saved with"),
     "lost inner": (lambda state: drop(state, "exp_avg"), "call zero_grad.. before"),
     "lost count": (lambda state: change(state, committed_step=None), "committed_step was None"),
@@ -76,10 +76,10 @@ REFUSED = {
 
 def load_refused(rank: int, world_size: int) -> dict[str, Any]:
     """Load states that do not fit on rank 1, one after the other; then the good one."""
-    model, optimizer = make("parts", seed=0)
+    model, optimizer = make("momentum", seed=0)
     train(model, optimizer, rank, 0, AT)
     good = optimizer.state_dict()
-    other, fresh = make("parts", seed=1)
+    other, fresh = make("momentum", seed=1)
     before, found = list_bits(other, fresh), {}
     for name, (spoil, _) in REFUSED.items():
         state = spoil(good) if rank == 1 else good
@@ -167,7 +167,7 @@ def write_to_one_element(rank: int, world_size: int) -> tuple[int, list[bool]]:
     changed.to_local()[0, 1] += 1
     found = []
     for values in (before, changed):
-        start = PeriodStart([param], [before])
+        start = WriteCheck([param], [before])
         with torch.no_grad():
             param.copy_(values)
         found.append(bool(start.list_written()))

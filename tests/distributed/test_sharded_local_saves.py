@@ -106,15 +106,15 @@ def gather_whole(model: nn.Module, optimizer: Any, worker: int) -> dict[str, Any
 
 def gather_loaded(rank: int, world_size: int, path: str) -> tuple[dict[str, Any], Any]:
     shards = world_size // 2
-    model, optimizer = make("parts", seed=2, shards=shards)
+    model, optimizer = make("momentum", seed=2, shards=shards)
     load(model, optimizer, path)
     return gather_whole(model, optimizer, rank // shards), optimizer.progress.calls
 
 
 def test_two_shards_are_loaded_as_one(folder):
     saved(folder)
-    two = run_workers(gather_loaded, N_RANKS, f"{folder}/parts")
-    one = run_workers(gather_loaded, 2, f"{folder}/parts")
+    two = run_workers(gather_loaded, N_RANKS, f"{folder}/momentum")
+    one = run_workers(gather_loaded, 2, f"{folder}/momentum")
     for worker in range(2):
         whole, calls = one[worker]
         expected, _ = two[2 * worker]
@@ -127,14 +127,14 @@ def test_two_shards_are_loaded_as_one(folder):
 
 def load_otherwise(rank: int, world_size: int) -> dict[str, bool]:
     """Load a state in memory, whole, or with other cuts than those of the optimizer."""
-    model, optimizer = make("parts", seed=0)
+    model, optimizer = make("momentum", seed=0)
     train(model, optimizer, rank, 0, AT)
     expected, found = list_bits(model, optimizer), {}
     state = optimizer.state_dict()
 
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     full = get_optimizer_state_dict(model, optimizer, options=whole)
-    other, fresh = make("parts", seed=1)
+    other, fresh = make("momentum", seed=1)
     from_first = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_optimizer_state_dict(other, fresh, full, options=from_first)
     found["full"] = list_bits(other, fresh) == expected
@@ -146,7 +146,7 @@ def load_otherwise(rank: int, world_size: int) -> dict[str, bool]:
         }
         for key, entry in state["state"].items()
     }
-    other, fresh = make("parts", seed=2)
+    other, fresh = make("momentum", seed=2)
     fresh.load_state_dict({**state, "state": plain})
     found["plain"] = list_bits(other, fresh) == expected
 
@@ -156,7 +156,7 @@ def load_otherwise(rank: int, world_size: int) -> dict[str, bool]:
             value = entry[name]
             cut = [torch.distributed.tensor.Replicate()] * value.device_mesh.ndim
             entry[name] = value.redistribute(value.device_mesh, cut)
-    other, fresh = make("parts", seed=3)
+    other, fresh = make("momentum", seed=3)
     fresh.load_state_dict({**state, "state": mirrored})
     found["replicated"] = list_bits(other, fresh) == expected
     # A load copies: the optimizer does not train the tensors of the state that it was given.

@@ -72,39 +72,3 @@ def test_what_cannot_vote_is_refused() -> None:
     for alone, elsewhere in run_workers(refuse, 2):
         assert "act as one worker" in alone
         assert "Leave it out" in elsewhere
-
-
-def train_shards_in_parts(rank: int, world_size: int) -> list[list[bytes]]:
-    mesh = make_mesh(2, 2)
-    model = shard(build(), mesh["shard"])
-    inner = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
-    group = mesh["replicate"].get_group()
-    optimizer = distlion.LocalSteps(
-        inner, every=EVERY, parts=2, outer_momentum=0.5, process_group=group
-    )
-    found = []
-    for step in range(EVERY * VOTES):
-        run_backward(model, step, rank // 2)
-        before, plan = optimizer.traffic.sent_bytes, optimizer.plan.sent_bytes
-        optimizer.step()
-        assert optimizer.traffic.sent_bytes - before == plan
-        optimizer.zero_grad()
-        found.append(digest(model))
-    optimizer.vote()
-    optimizer.verify_replicas()
-    found.append(digest(model))
-    return found
-
-
-def test_shards_of_a_part_meet_in_its_turn() -> None:
-    ended = run_workers(train_shards_in_parts, 4)
-    # The first of them has 91 of 192 elements.
-    turns = [0, 1, 1, 1, 1, 1]
-    for rank in range(2):
-        for step in range(EVERY * VOTES):
-            pairs = zip(ended[rank][step], ended[rank + 2][step], turns, strict=True)
-            met = [turn for mine, theirs, turn in pairs if mine == theirs]
-            assert met.count(step % 2) == turns.count(step % 2)
-            # Few elements may move alike on both workers.
-            assert met.count(1 - step % 2) < turns.count(1 - step % 2)
-        assert ended[rank][-1] == ended[rank + 2][-1]

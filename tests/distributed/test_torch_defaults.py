@@ -203,9 +203,9 @@ PROGRAMS: dict[str, Program] = {
     "half": partial(vote, dtype=torch.float16),
     "auto": partial(vote, exchange="auto"),
     **{f"local {rule}": partial(go_local, aggregation=rule) for rule in DELTA_RULES},
-    "local Lion": partial(go_local, inner="lion", parts=2, outer_momentum=0.5, nesterov=True),
-    "local and late": partial(
-        go_local, delay=1, agreement=distlion.Agreement(every=1), common_device="cpu"
+    "local Lion": partial(go_local, inner="lion", outer_momentum=0.5, nesterov=True),
+    "local, on the CPU": partial(
+        go_local, agreement=distlion.Agreement(every=1), common_device="cpu"
     ),
     "checkpoint": partial(save_and_load, is_local=False),
     "local checkpoint": partial(save_and_load, is_local=True),

@@ -163,12 +163,17 @@ def test_hooks_of_states_run() -> None:
         ({"common_device": "meta"}, "common_device='meta': a meta tensor has no values"),
         ({"common_device": "gpu"}, "common_device='gpu' cannot be used here"),
         ({"common_device": "cuda:77"}, "common_device='cuda:77' cannot be used here"),
-        ({"every": 1, "delay": 1}, "delay=1: with every=1 the next vote begins one step later"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         make(**options)
+
+
+@pytest.mark.parametrize("name", ["delay", "parts"])
+def test_former_arguments_are_refused_with_what_to_write(name: str) -> None:
+    with pytest.raises(UnsupportedTypeError, match=f"{name}=2: .* vote less often by every="):
+        make(**{name: 2})
 
 
 def test_the_common_point_is_on_a_device() -> None:

@@ -46,7 +46,6 @@ def check(
     outer: dict[str, Any],
     dtype: torch.dtype = torch.float32,
     every: int = EVERY,
-    delay: int = 0,
 ) -> None:
     params = make_params(SHAPES, dtype=dtype)
     cluster = distlion.VirtualLocalSteps(
@@ -54,7 +53,6 @@ def check(
         make_inner,
         workers=N_WORKERS,
         every=every,
-        delay=delay,
         aggregation=rule,
         **name_arguments(outer),
     )
@@ -64,7 +62,6 @@ def check(
         N_WORKERS,
         rule=matrix.describe_delta_rule(rule),
         every=every,
-        delay=delay,
         dtype=dtype,
         **outer,
     ).do(STEPS)
@@ -100,14 +97,6 @@ def test_a_delta_begins_at_the_common_point_as_rounded(dtype: torch.dtype) -> No
 
 def test_a_vote_in_each_step_is_a_period_of_one() -> None:
     check(make_adamw, distlion.ScaledVote(), {}, every=1)
-
-
-@pytest.mark.parametrize("delay", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_outcome_that_is_taken_later_keeps_what_workers_moved_since(
-    delay: int, dtype: torch.dtype
-) -> None:
-    check(make_adamw, distlion.ResidualVote(), {"momentum": 0.5}, dtype, delay=delay)
 
 
 def test_what_is_frozen_stays() -> None:
@@ -186,34 +175,11 @@ def test_outer_momentum_leaves_alone_what_nobody_votes_on(
         assert are_equal(mine, theirs)
 
 
-def test_a_late_vote_that_fails_has_no_outcome() -> None:
-    params = make_params({"p": 8})
-    cluster = distlion.VirtualLocalSteps(params.items(), make_sgd, workers=2, every=2, delay=1)
-    train_virtually(cluster, params.values(), 0, 1)
-    for worker in range(2):
-        params["p"].grad = torch.full((8,), torch.nan if worker == 0 else 1.0)
-        cluster.collect(worker)
-    with pytest.raises(NonFiniteError):
-        cluster.step()
-    before = [each.clone() for each in cluster.worker_params(1)]
-    set_grads(params.values(), 0, 2)
-    cluster.collect(0)
-    params["p"].grad = torch.zeros(8)
-    cluster.collect(1)
-    cluster.step()
-    # Momentum alone has moved it: nothing was taken.
-    assert cluster.committed_step == 0
-    moved = before[0] - cluster.worker_params(1)[0]
-    state = cluster.inners[1].state[cluster.inners[1].param_groups[0]["params"][0]]
-    assert torch.allclose(moved, 1e-2 * state["momentum_buffer"], atol=1e-6)
-
-
-@pytest.mark.parametrize("delay", [0, 2])
-def test_a_vote_without_a_step_since_the_last_moves_nothing(delay: int) -> None:
+def test_a_vote_without_a_step_since_the_last_moves_nothing() -> None:
     params = make_params(SHAPES)
     rule = distlion.ResidualVote()
     cluster = distlion.VirtualLocalSteps(
-        params.items(), make_sgd, workers=2, every=EVERY, delay=delay, aggregation=rule
+        params.items(), make_sgd, workers=2, every=EVERY, aggregation=rule
     )
     train_virtually(cluster, params.values(), 0, EVERY)
     before = [each.clone() for each in cluster.common_point]
@@ -239,12 +205,9 @@ def test_bits_count_scales_both_ways() -> None:
     [
         ({"workers": 1}, "nobody to vote with"),
         ({"every": 0}, "every=0: expected 1 or more"),
-        ({"delay": 8}, "delay=8: expected 0 to 7 steps"),
-        ({"delay": -1}, "delay=-1"),
         ({"outer_lr": 0.0}, "outer_lr=0.0: expected a number above 0"),
         ({"outer_momentum": 1.0}, "expected it in \\[0, 1\\)"),
         ({"nesterov": True}, "outer_momentum is 0"),
-        ({"every": 1, "delay": 1}, "delay=1: with every=1"),
         ({"aggregation": distlion.MajorityVote()}, "carry a step length"),
     ],
 )

@@ -266,9 +266,3 @@ def test_local_steps_train_and_say_how_often_they_voted(tmp_path):
     assert "3 votes" in result.stderr  # after steps 2, 4 and 5
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["traffic"]["steps"] == 3
-
-
-def test_delay_without_local_steps_exits_with_2(tmp_path):
-    result = invoke(*SHORT, "--delay", "1", "--run-dir", str(tmp_path / "run"))
-    assert result.exit_code == 2
-    assert "delay is 1 without every" in result.stderr

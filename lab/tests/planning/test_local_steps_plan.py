@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -52,15 +51,6 @@ def test_latency_and_rate_are_in_a_vote() -> None:
     assert slow.vote_s - near.vote_s == pytest.approx(8 * 8 * near.sent_bytes / 1e6)
 
 
-def test_a_vote_that_travels_costs_what_its_steps_do_not_hide() -> None:
-    scenario = make_scenario(link=model_line(1e6, latency_s=0.2))
-    plain, late = forecast_local(scenario, 8), forecast_local(scenario, 8, delay=2)
-    saved = (plain.step_s - late.step_s) * 8
-    assert saved == pytest.approx(2 * base_s(scenario))
-    hidden = forecast_local(make_scenario(link=model_line(1e8, latency_s=0.0)), 8, delay=2)
-    assert hidden.step_s == pytest.approx(base_s(scenario))
-
-
 def test_momenta_are_not_averaged() -> None:
     scenario = make_scenario()
     assert forecast_local(replace(scenario, momentum_sync_every=7), 8) == forecast_local(
@@ -90,27 +80,17 @@ def test_the_least_h_that_is_fast_enough_is_chosen(
         assert f"distlion.LocalSteps(inner, every={every})" in advice.text
 
 
-@pytest.mark.parametrize(("rate_bit_per_s", "is_hidden"), [(5e5, True), (1e4, False)])
-def test_a_vote_that_is_dear_even_so_is_said(rate_bit_per_s: float, is_hidden: bool) -> None:
+@pytest.mark.parametrize("rate_bit_per_s", [5e5, 1e4])
+def test_a_vote_that_is_dear_even_so_is_said(rate_bit_per_s: float) -> None:
     scenario = make_scenario(link=model_line(rate_bit_per_s, latency_s=0.2))
     advice = advise_local(scenario)
     assert advice.every == 32
-    assert "even so" in advice.text
-    named = re.search(r"delay=(\d+) hides it", advice.text)
-    assert (named is not None) == is_hidden
-    if named is None:
-        assert forecast_local(scenario, 32, delay=31).step_s > base_s(scenario)
-        assert advice.text.endswith("longer than 31 steps, so that no delay hides all of it.")
-    else:
-        delay = int(named[1])
-        assert forecast_local(scenario, 32, delay=delay).step_s == base_s(scenario)
-        assert forecast_local(scenario, 32, delay=delay - 1).step_s > base_s(scenario)
+    assert advice.text.endswith("s even so.")
 
 
-@pytest.mark.parametrize(("every", "delay"), [(0, 0), (8, 8), (8, -1)])
-def test_periods_that_local_steps_refuses_are_refused(every: int, delay: int) -> None:
+def test_periods_that_local_steps_refuses_are_refused() -> None:
     with pytest.raises(InvalidArgumentError):
-        forecast_local(make_scenario(), every, delay=delay)
+        forecast_local(make_scenario(), 0)
 
 
 def test_one_node_votes_with_nobody() -> None:

@@ -59,8 +59,6 @@ def test_local_steps_are_those_of_adamw_with_scaled_votes() -> None:
     ("given", "words"),
     [
         ({"every": 0}, "every=0: expected 1 or more"),
-        ({"every": 4, "delay": 4}, "delay=4: expected 0 to 3 steps"),
-        ({"delay": 2}, "delay is 2 without every"),
         ({"rule": "scaled"}, "rule scaled votes on deltas of local steps. Set every"),
         ({"every": 4, "rule": "majority"}, "does not vote on deltas, as --every 4 needs it"),
         ({"every": 4, "overlap": Overlap.ON}, "overlap is on with every 4"),
@@ -79,7 +77,8 @@ def test_a_crew_of_local_workers_has_no_local_steps(tmp_path: Path) -> None:
 
 def test_a_rule_is_named_with_its_steps() -> None:
     assert name_rule({"rule": "majority"}) == "majority"
-    assert name_rule({"rule": "scaled", "every": 8, "delay": None}) == "scaled every 8 steps"
+    assert name_rule({"rule": "scaled", "every": 8}) == "scaled every 8 steps"
+    # Of a record of an earlier version.
     named = name_rule({"rule": "scaled", "every": 8, "delay": 2})
     assert named == "scaled every 8 steps, taken 2 later"
 
@@ -156,13 +155,6 @@ def test_evaluations_score_the_common_point_and_change_nothing(
     assert losses[4] == losses[5] == losses[3]
 
 
-def test_a_vote_may_travel_while_training_goes_on(tmp_path: Path) -> None:
-    late = run_real(tmp_path, delay=1)
-    assert late[0]["record"].replicas_equal
-    assert late[0]["sha256"] == late[1]["sha256"]
-    assert late[0]["record"].traffic["steps"] == 3
-
-
 # Runs that are resumed
 
 
@@ -192,13 +184,11 @@ def interrupt(rank: int, world_size: int, folder: Path, given: dict[str, Any]) -
         loop.run()
 
 
-@pytest.mark.parametrize("delay", [None, 1])
-def test_a_resumed_run_has_the_bits_of_a_whole_one(delay: int | None, tmp_path: Path) -> None:
-    given = {} if delay is None else {"delay": delay}
+def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
     folder = tmp_path / "interrupted"
     folder.mkdir()
-    settings = make_settings(folder, **given)
-    run_workers(interrupt, 2, folder, given)
+    settings = make_settings(folder)
+    run_workers(interrupt, 2, folder, {})
     resumed = train(
         settings,
         run_dir=folder / "run",
@@ -207,7 +197,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(delay: int | None, tmp_path: 
     )
     whole = tmp_path / "whole"
     whole.mkdir()
-    expected = train(make_settings(whole, **given), run_dir=whole / "run", observe=ignore)
+    expected = train(make_settings(whole), run_dir=whole / "run", observe=ignore)
     assert resumed is not None
     assert expected is not None
     assert resumed.losses["loss"] == expected.losses["loss"]
@@ -230,7 +220,7 @@ def test_another_number_of_local_steps_does_not_resume(tmp_path: Path) -> None:
 def test_the_record_holds_h(tmp_path: Path) -> None:
     train(make_settings(tmp_path, steps=2), run_dir=tmp_path / "run", observe=ignore)
     settings = json.loads((tmp_path / "run" / "record.json").read_text())["settings"]
-    assert (settings["every"], settings["delay"], settings["rule"]) == (EVERY, None, "scaled")
+    assert (settings["every"], settings["rule"]) == (EVERY, "scaled")
 
 
 def test_scoring_puts_parameters_back(tmp_path: Path) -> None:
@@ -245,7 +235,7 @@ def score_between_votes(rank: int, world_size: int) -> tuple[torch.Tensor, ...]:
     model = torch.nn.Linear(3, 2)
     params = list(model.named_parameters())
     run = MethodRun(params, lr=0.1, weight_decay=0.0, workers=world_size, steps=4, seed=0)
-    start = find_delta_rule("scaled", every=4, delay=0).start
+    start = find_delta_rule("scaled", every=4).start
     assert start is not None
     worker = start(model, run, {})
     for param in model.parameters():

@@ -26,9 +26,6 @@ from distlion.peers.ownership import MomentumOwnership
 LOCAL = "local"
 """Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
 
-BEGUN = "begun"
-"""Prefix of a worker's rows: its parameters at the start of a vote whose outcome is pending."""
-
 Build = Callable[[str, torch.Size], Tensor | None]
 """A function that returns this worker's start value of a per-worker tensor, or None to reset."""
 
@@ -88,11 +85,6 @@ def collect_local(
     rows = {
         f"{LOCAL}.{index}": param.detach() for index, param in enumerate(params) if param in moving
     }
-    progress = local.progress
-    if progress.turn is not None:
-        numbers = {param: index for index, param in enumerate(params)}
-        voting = zip(local.list_pairs(progress.turn), progress.begun, strict=True)
-        rows |= {f"{BEGUN}.{numbers[param]}": each for (param, _), each in voting}
     rest: dict[Any, dict[str, Any]] = {}
     for index, entry in inner["state"].items():
         rest[index] = {}
@@ -103,7 +95,7 @@ def collect_local(
             else:
                 rest[index][key] = {"value": value}
     tree = {
-        **export_progress(progress, local.schedule),
+        **export_progress(local.progress, local.every),
         "outer_momentum": [each.detach() for each in local.outer_buffers],
         "state": rest,
         "groups": inner["param_groups"],
@@ -165,22 +157,18 @@ def parse_local(
             "LocalSteps. Load it into the optimizer that saved it"
         )
     saved = decode_tree(tree[LOCAL], read)
-    progress = parse_progress(saved, local.schedule, "the checkpoint")
+    progress = parse_progress(saved, local.every, "the checkpoint")
     check_shapes("outer_momentum", saved["outer_momentum"], local.outer_buffers)
     check_owners(local.inner, saved["groups"])
     check_division(saved["groups"], local.param_groups)
     own: dict[int, Tensor] = {}
-    begun: dict[Tensor, Any] = {}
     state: dict[Any, dict[str, Any]] = {}
-    moving, late = dict(local.list_pairs()), progress.turn
-    voting = dict(local.list_pairs(late)) if late is not None else {}
+    moving = dict(local.list_pairs())
     params = list_params(local)
     for index, param in enumerate(params):
         value = build(f"{LOCAL}.{index}", param.shape) if param in moving else None
         if value is not None:
             own[index] = value
-            if param in voting:
-                begun[param] = build(f"{BEGUN}.{index}", param.shape)
     for index, entry in saved["state"].items():
         state[index] = {}
         for key, found in entry.items():
@@ -190,10 +178,6 @@ def parse_local(
                 break
             state[index][key] = value
     inner = {"state": state, "param_groups": saved["groups"]}
-    # A worker that begins anew at the common point has nothing to take.
-    progress = progress._replace(
-        turn=late if begun else None, begun=[begun[param] for param in voting if begun]
-    )
     return ParsedLocal(own, progress, inner, saved["outer_momentum"])
 
 

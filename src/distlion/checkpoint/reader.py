@@ -165,7 +165,8 @@ class Reader:
         params = list_params(optimizer)
         for index, (then, now) in enumerate(zip(saved, present, strict=True)):
             momentum = now[3] or str(optimizer.momentum_make(params[index]).dtype)
-            if then[:3] != now[:3] or then[3] not in (None, momentum):
+            fits = not optimizer.keeps_momenta or then[3] in (None, momentum)
+            if then[:3] != now[:3] or not fits:
                 raise CheckpointError(
                     f"parameter {index} of the optimizer was {_say(then)} when {self.folder} was "
                     f"saved, and is {_say(now)} now"
@@ -247,10 +248,14 @@ class Reader:
         state = {}
         for index, (_, size, _, exp_avg_dtype) in enumerate(tree["layout"]):
             shape = torch.Size(size)
-            if exp_avg_dtype is not None or self._has(f"exp_avg.{index}"):
-                state[index] = {"exp_avg": self._build(f"exp_avg.{index}", shape, exp_avg_dtype)}
-                for key in rules[index].worker_state:
-                    state[index][key] = self._build(f"{key}.{index}", shape, str(torch.float32))
+            # Earlier versions saved momenta of votes on deltas, too, which have none.
+            dtypes = {"exp_avg": exp_avg_dtype} if optimizer.keeps_momenta else {}
+            dtypes |= dict.fromkeys(rules[index].worker_state, str(torch.float32))
+            if dtypes.get("exp_avg") or any(self._has(f"{key}.{index}") for key in dtypes):
+                state[index] = {
+                    key: self._build(f"{key}.{index}", shape, dtype)
+                    for key, dtype in dtypes.items()
+                }
             elif index in present["state"]:  # frozen then, and trained now
                 state[index] = {"exp_avg": torch.zeros(shape, dtype=torch.float32, device="cpu")}
         return {"state": state, "param_groups": joined}

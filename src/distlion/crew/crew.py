@@ -21,7 +21,7 @@ from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.store import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, parse_endpoint
 from distlion.errors import CrewError, InvalidArgumentError
-from distlion.local.around import Inner
+from distlion.local.local_steps import Inner
 from distlion.step.arguments import check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
@@ -233,7 +233,7 @@ class Crew:
             inner: As for ``LocalSteps``; a newcomer's inner optimizer begins without state.
             carry: As for ``optimizer``.
             buffers: Likewise.
-            **options: As for ``LocalSteps``, except ``process_group``, ``nodes`` and ``delay``.
+            **options: As for ``LocalSteps``, except ``process_group`` and ``nodes``.
                 ``Timeouts.busy_s`` must cover the time between workers' arrivals at a vote.
 
         Raises:

@@ -14,10 +14,7 @@ from distlion.crew.carried import check_groups, describe_groups, encode_state, t
 from distlion.crew.epoch import Epoch
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
-from distlion.errors import InvalidArgumentError
-from distlion.local.arguments import Schedule
-from distlion.local.around import Inner
-from distlion.local.local_steps import LocalSteps
+from distlion.local.local_steps import Inner, LocalSteps
 from distlion.local.votes import LocalVotes
 from distlion.step.stage import Stage
 
@@ -37,15 +34,11 @@ class CrewVotes(LocalVotes):
         membership: This worker's membership in the crew.
         buffers: Tensors that a newcomer takes from the most advanced worker.
         inner: The optimizer that takes the local steps.
-        schedule: The schedule of votes.
         *args: As for ``LocalVotes``.
         **options: Likewise.
 
     Attributes:
         at: The call in which this worker votes, or in which the others vote that it is to join.
-
-    Raises:
-        InvalidArgumentError: The schedule has a delay.
     """
 
     def __init__(
@@ -53,16 +46,9 @@ class CrewVotes(LocalVotes):
         membership: Membership,
         buffers: Iterable[Tensor],
         inner: Optimizer,
-        schedule: Schedule,
         *args: Any,
         **options: Any,
     ) -> None:
-        if schedule.delay:
-            raise InvalidArgumentError(
-                f"delay={schedule.delay} cannot be used in a crew: where members change, a vote is "
-                "taken again with the same deltas, and local steps would have gone on from there. "
-                "Expected delay=0"
-            )
         encode_state(describe_groups(inner.param_groups, but=_OF_THE_MACHINE))
         self.at: At = ""
         self._is_first = False  # the next call of step() is the one that the others are in
@@ -73,7 +59,7 @@ class CrewVotes(LocalVotes):
                 stages, membership, *args, buffers=buffers, local=self, **options
             )
 
-        super().__init__(inner, schedule, *args, make=make, **options)
+        super().__init__(inner, *args, make=make, **options)
 
     @property
     def n_calls(self) -> int:
@@ -103,7 +89,7 @@ class CrewVotes(LocalVotes):
             self.take_donor_groups()
             self._take_place(given["local"])
         if epoch.takes_parameters:
-            self._begin_anew(self.pairs.pairs)
+            self._begin_anew()
 
     def take_donor_groups(self) -> None:
         """Restore the hyperparameters that this worker was given when it joined."""
@@ -129,26 +115,26 @@ class CrewVotes(LocalVotes):
             self.period.calls += 1
         self._is_first = False
         if self.at == "step":
-            self.vote_in_turn()
+            self.vote_when_due()
         elif self.at:
             self._vote_at(self.at)
 
-    def vote_in_turn(self) -> None:
+    def vote_when_due(self) -> None:
         if self._vote_at("step") == "vote":
             self.count_step()  # the others have still to take the step that this call is
 
-    def vote_on_all(self) -> None:
+    def vote_on_demand(self) -> None:
         self.join()
         if self.at:  # the next call of step() is the one that the others are in
             return
-        if any(self.period.since):
+        if self.period.since:
             self._vote_at("vote")
             return
         self.period.check_begin()
         problem = self.period.find_problem(self._inner.param_groups)
         if problem is not None:
             raise problem
-        self._begin_anew(self.pairs.pairs)
+        self._begin_anew()
 
     def _vote_at(self, at: At) -> At:
         """Vote until the vote succeeds, whatever members are lost or join meanwhile.
@@ -159,7 +145,7 @@ class CrewVotes(LocalVotes):
         self.at = at
         try:
             while self.at and not self._is_first:  # else this call has nothing left to vote on
-                if self._cast_vote() and (self.at == "step" or not any(self.period.since)):
+                if self._cast_vote() and (self.at == "step" or not self.period.since):
                     break
             return self.at
         finally:

@@ -1,10 +1,9 @@
 """Optimizers that vote after several local steps."""
 
-from distlion.local.arguments import check_delay, check_every_steps
+from distlion.local.arguments import check_every_steps
 from distlion.local.local_steps import LocalSteps
 
 __all__ = [
     "LocalSteps",
-    "check_delay",
     "check_every_steps",
 ]

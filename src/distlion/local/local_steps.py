@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, SupportsIndex
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.optim.optimizer import Optimizer
 
-from distlion.errors import CheckpointError
-from distlion.local.arguments import Schedule, check_agreement
-from distlion.local.around import AroundInner, Inner
+from distlion.errors import CheckpointError, UnsupportedTypeError
+from distlion.local.arguments import check_agreement
+from distlion.local.inner_optimizers import InnerOptimizers
 from distlion.local.inner_state import do_inner_step, is_creating_state
 from distlion.local.outer_step import OuterStep
 from distlion.local.sharded_state import export_sharded_state, has_sharded_form, load_sharded_state
 from distlion.local.state import CALL, export_local_state, load_local_state
 from distlion.local.votes import LocalVotes, Progress
+from distlion.optim.base import VotingBase
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.saved_state import reading_state
 from distlion.optim.state_hooks import run_hooks_of_saving, run_hooks_or_refuse
@@ -32,8 +34,11 @@ from distlion.votes.aggregation import Aggregation
 from distlion.wire.pattern import Exchange
 from distlion.wire.transport import ByteCount
 
+Inner = Optimizer | Sequence[Optimizer]
+"""An inner optimizer, or several that share no parameter."""
 
-class LocalSteps(AroundInner):
+
+class LocalSteps(Optimizer):
     """Train each worker with an optimizer of its own, and vote every few steps on how far it came.
 
     Equation:
@@ -51,12 +56,6 @@ class LocalSteps(AroundInner):
             on all workers. The first rank's values overwrite all. A list of optimizers, each with
             its own parameters: Muon for matrices beside AdamW for all others.
         every: H, steps from one vote to the next, 1 or more.
-        delay: Steps after which the result of a vote is taken, less than ``every / parts``. The
-            vote travels on a thread of its own meanwhile; the worker keeps its moves since it
-            began.
-        parts: P, number of parts that take turns to vote: whole tensors in order, about equally
-            many elements each; a divisor of ``every``. Each part votes every H steps, so some part
-            votes every H / P steps (Streaming DiLoCo, arXiv:2501.18512).
         aggregation: Rule for deltas: ``ScaledVote()``, ``ResidualVote()``, ``EstimateVote()`` or
             ``StochasticVote()``; None for the first.
         outer_lr: Outer learning rate, above 0; 1 applies the result in full.
@@ -85,13 +84,8 @@ class LocalSteps(AroundInner):
         such as one through ``.data``, is found if it changes an element of a sample. Every call
         counts: with a GradScaler, a worker that sees an overflow skips the inner step and stays in
         step with the others. With one worker the vote carries d_1 itself; with a plain outer step
-        at rate 1 this is ``inner``. With ``parts`` all of this holds for a vote on one part, and
-        ``committed_step`` counts these. Part s % P votes after s committed votes; a part whose vote
-        failed votes again in the next turn. The first votes on parts cover H / P, 2 H / P, ... H
-        steps. ``vote()`` votes on all parts, one after the other; if one of these votes fails, the
-        earlier ones stand. ``replicas`` counts votes on parts, ``agreement`` rounds of all parts.
-        Adding parameters divides all of them anew. Buffers such as BatchNorm's are not
-        synchronized; see ``average_buffers``.
+        at rate 1 this is ``inner``. Buffers such as BatchNorm's are not synchronized; see
+        ``average_buffers``.
 
     Example:
         >>> inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -103,6 +97,7 @@ class LocalSteps(AroundInner):
     """
 
     _step_supports_amp_scaling = True
+    _is_set_up = False
 
     @refusing_former
     def __init__(
@@ -110,8 +105,6 @@ class LocalSteps(AroundInner):
         inner: Inner,
         *,
         every: int = 8,
-        delay: int = 0,
-        parts: int = 1,
         aggregation: Aggregation | None = None,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
@@ -128,11 +121,14 @@ class LocalSteps(AroundInner):
         timeouts: Timeouts = Timeouts(),
         seed: int = 0,
     ) -> None:
-        super().__init__(inner)
+        self._inner = check_inner(inner)
+        # torch sets up the hooks and defaults of this one; groups and state stay the inner's.
+        super().__init__(self._inner.param_groups, self._inner.defaults)
+        self._is_set_up = True
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._votes = self._open_votes(
             self._inner,
-            Schedule(every, delay, parts),
+            every,
             step,
             aggregation,
             common_device=common_device,
@@ -153,33 +149,48 @@ class LocalSteps(AroundInner):
         return LocalVotes(*args, **options)
 
     @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's."""
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._is_set_up:
+            self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._is_set_up:
+            self._inner.state = state
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer that takes the local steps; several are one, with ``optimizers``."""
+        return self._inner
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the inner optimizer."""
+        self._inner.zero_grad(set_to_none)
+
+    @property
     def outer_optimizer(self) -> DistributedLion:
-        """The optimizer of the common point; its steps are the votes, and none is under way."""
-        return self._votes.wait()
+        """The optimizer of the common point; its steps are the votes."""
+        return self._votes.common
 
     @property
     def outer_buffers(self) -> list[Tensor]:
-        """The momentum of the outer step for each parameter; none without ``outer_momentum``.
-
-        Reading it waits for a vote that is under way.
-        """
-        self._votes.wait()
+        """The momentum of the outer step for each parameter; none without ``outer_momentum``."""
         return self._votes.stage.momentum.buffers
 
     @property
-    def schedule(self) -> Schedule:
-        """The steps at which workers vote."""
-        return self._votes.schedule
-
-    @property
     def every(self) -> int:
-        """Number of steps between two votes on the same parameter."""
-        return self.schedule.every
-
-    @property
-    def parts(self) -> int:
-        """Number of parts of the parameters that take turns to vote."""
-        return self.schedule.parts
+        """Number of steps between two votes."""
+        return self._votes.every
 
     @property
     def local_step(self) -> int:
@@ -188,27 +199,22 @@ class LocalSteps(AroundInner):
 
     @property
     def steps_since_vote(self) -> int:
-        """Number of calls of ``step()`` since the last vote on any part."""
-        return min(self.progress.since)
+        """Number of calls of ``step()`` since the last vote."""
+        return self._votes.period.since
 
     @property
     def committed_step(self) -> int:
-        """Number of votes committed so far on any part; one under way does not count yet."""
+        """Number of votes committed so far."""
         return self._votes.common.committed_step
 
     @property
     def common_point(self) -> list[Tensor]:
-        """The common point x of each parameter that was trainable at construction, in order.
-
-        Reading it waits for a vote that is under way.
-        """
-        self._votes.wait()
+        """The common point x of each parameter that was trainable at construction, in order."""
         return self._votes.pairs.common
 
-    def list_pairs(self, part: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """List this worker's own parameters, of all parts or one, each with its common point."""
-        pairs = self._votes.pairs
-        return list(pairs.pairs) if part is None else pairs.of(part)
+    def list_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """List this worker's own parameters, each with its common point."""
+        return list(self._votes.pairs.pairs)
 
     @property
     def progress(self) -> Progress:
@@ -236,11 +242,11 @@ class LocalSteps(AroundInner):
     def verify_replicas(self) -> None:
         """Compare the common point of all workers, as ``DistributedLion.verify_replicas``.
 
-        After a repair all workers begin their periods anew at the common point, or do so when the
-        result of a late vote is taken. Of sharded parameters, the repaired shards do.
+        After a repair all workers begin their periods anew at the common point. Of sharded
+        parameters, the repaired shards do.
         """
         self.outer_optimizer.verify_replicas()
-        self._votes.begin_after_repair()
+        self._votes.give_up_repaired()
 
     @_disable_dynamo
     @torch.no_grad()
@@ -285,16 +291,15 @@ class LocalSteps(AroundInner):
     def vote(self) -> None:
         """Vote now, for example at the end of a run; every worker must call it.
 
-        This does not change when ``step()`` votes. The result of a late vote is taken first.
-        Without a step since the last vote nothing is voted on: all workers move to the common
-        point.
+        This does not change when ``step()`` votes. Without a step since the last vote nothing is
+        voted on: all workers move to the common point.
 
         Raises:
             StepError, ProcessGroupError: As ``DistributedLion.step``.
             InvalidArgumentError: Without a step since the last vote: parameters were written to, or
                 workers made different numbers of calls of ``step()``; on every rank.
         """
-        self._votes.vote_on_all()
+        self._votes.vote_on_demand()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer and to the common point; every worker must call it.
@@ -303,7 +308,6 @@ class LocalSteps(AroundInner):
             InvalidArgumentError, UnsupportedTypeError, ConfigMismatchError: Nothing changed. Where
                 one worker or its inner optimizer refuses the group, all raise. Several inner
                 optimizers refuse every group.
-            StepError: As ``step()``, from a late vote, which is taken first; nothing was added.
         """
         if self._is_set_up:
             self._votes.add_group(param_group)
@@ -342,7 +346,6 @@ class LocalSteps(AroundInner):
                 state_dict = run_hooks_or_refuse(self, state_dict)
                 is_sharded = has_sharded_form(self._votes, state_dict)
         except CheckpointError as error:
-            self._votes.wait()
             self._votes.agree(CALL, error)
             raise
         if is_sharded:
@@ -351,3 +354,36 @@ class LocalSteps(AroundInner):
             self._votes.progress = progress
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copies, as ``DistributedLion`` does.
+
+        Raises:
+            UnsupportedTypeError: Always.
+        """
+        raise UnsupportedTypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its connections and votes belong "
+            "to this process. Save state_dict(), or every worker's state by "
+            "distlion.save_checkpoint, and load it into a new optimizer"
+        )
+
+
+def check_inner(inner: object) -> Optimizer:
+    """Return the optimizer that takes the local steps, made of all if there are several.
+
+    Raises:
+        UnsupportedTypeError: It is not an optimizer, or its workers communicate in each step.
+        InvalidArgumentError: A list is empty, or two of its optimizers share a parameter.
+    """
+    if isinstance(inner, list | tuple):
+        return InnerOptimizers([_check_alone(each) for each in inner])
+    return _check_alone(inner)
+
+
+def _check_alone(inner: object) -> Optimizer:
+    if isinstance(inner, VotingBase | LocalSteps) or not isinstance(inner, Optimizer):
+        raise UnsupportedTypeError(
+            f"inner is a {type(inner).__name__}; expected an optimizer of torch.optim, or Lion, "
+            "that takes steps without other workers, or a list of such"
+        )
+    return inner

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
-from threading import Event
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from distlion.step.bucket import abstain
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import describe_problem
 from distlion.step.param import VotingParam, local_tensor
-from distlion.step.precision import Precision
 from distlion.step.stage import Replied, Stage
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.scaled import ScaledVote
@@ -81,8 +79,6 @@ class OuterStep:
             "lr": 1.0 if self.momentum else self.lr,
             "betas": (0.0, 0.0),
             "aggregation": rule,
-            # Without betas nothing reads it, so it takes the smallest dtype.
-            "precision": Precision(exp_avg=torch.bfloat16),
         }
 
     @property
@@ -122,7 +118,7 @@ class OuterMomentum:
         self._step = step
         self.buffers: list[Tensor] = []
         self.cover(params)
-        self._before: list[Tensor | None] = []
+        self._before: list[Tensor] = []
 
     def cover(self, params: Sequence[Tensor]) -> None:
         """Add zeros for parameters without momentum, which come after the others."""
@@ -131,13 +127,10 @@ class OuterMomentum:
                 torch.zeros_like(param.detach()) for param in params[len(self.buffers) :]
             ]
 
-    def begin(self, params: Sequence[Tensor], are_voting: Sequence[bool]) -> None:
+    def begin(self, params: Sequence[Tensor]) -> None:
         """Remember the parameters' values before a vote moves some of them."""
         if self._step.momentum:
-            self._before = [
-                param.detach().clone() if is_voting else None
-                for param, is_voting in zip(params, are_voting, strict=True)
-            ]
+            self._before = [param.detach().clone() for param in params]
 
     def forget(self) -> None:
         """Drop the remembered values."""
@@ -155,7 +148,7 @@ class OuterMomentum:
         by_device: dict[torch.device, list[tuple[Tensor, Tensor, Tensor]]] = {}
         rows = zip(params, self._before, self.buffers, strict=False)
         for place, (param, start, buffer) in enumerate(rows):
-            if start is None or place not in voted:
+            if place not in voted:
                 continue
             row = (local_tensor(param).detach(), local_tensor(start), local_tensor(buffer))
             by_device.setdefault(param.device, []).append(row)
@@ -171,39 +164,6 @@ class OuterMomentum:
                     buffer.copy_(b)
 
 
-def divide(sizes: Sequence[int], n_parts: int) -> list[int]:
-    """Divide tensors, in their order, into parts of about equally many elements.
-
-    A part takes the next tensor if that brings it closer to an equal share of the rest. It leaves
-    at least one tensor for each later part. Tensors without elements count for nothing.
-
-    Args:
-        sizes: Elements of each tensor; at least ``n_parts`` of them have some.
-        n_parts: Number of parts.
-
-    Returns:
-        The number of each tensor's part, which never falls.
-    """
-    left, n_left = sum(sizes), sum(size > 0 for size in sizes)
-    numbers, part, held = [], 0, 0
-    for size in sizes:
-        n_open = n_parts - part
-        # In integers: on which side of left / n_open the part ends closer to it.
-        is_closer_without = n_open * (2 * held + size) > 2 * left
-        if held and size and n_open > 1 and (is_closer_without or n_left < n_open):
-            left, part, held = left - held, part + 1, 0
-        held += size
-        n_left -= size > 0
-        numbers.append(part)
-    return numbers
-
-
-def take_turns(params: Sequence[VotingParam], n_parts: int) -> list[VotingParam]:
-    """Return parameters that carry the number of their part."""
-    turns = divide([param.make.shape.numel() for param in params], n_parts)
-    return [replace(param, turn=turn) for param, turn in zip(params, turns, strict=True)]
-
-
 class OuterStage(Stage):
     """Turn a step of the voter, whose gradients are deltas, into the outer step.
 
@@ -213,27 +173,25 @@ class OuterStage(Stage):
     Args:
         outer: The outer step.
         lines: Further lines that must be equal on all workers.
-        parts: Parts of the parameters, which take turns to vote: part s % ``parts`` in step s.
         on_commit: Function called at the end of a commit.
 
     Attributes:
         outer: As given.
         momentum: The momentum of the outcomes.
-        has_entered: Event that is set once a vote has begun its exchange.
     """
 
     takes_scales = True
+    keeps_momenta = False
 
     def __init__(
         self,
         outer: OuterStep,
         lines: Sequence[str] = (),
         *,
-        parts: int,
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        self.outer, self.momentum, self.has_entered = outer, OuterMomentum(outer, []), Event()
-        self._lines, self._n_parts, self._on_commit = [*outer.describe(), *lines], parts, on_commit
+        self.outer, self.momentum = outer, OuterMomentum(outer, [])
+        self._lines, self._on_commit = [*outer.describe(), *lines], on_commit
         self._moving: list[Tensor] = []
         self._voted_alone: Sequence[int] = ()
         self._calls = 0
@@ -254,19 +212,14 @@ class OuterStage(Stage):
     def list_passing(self) -> list[str]:
         return [f"calls of step() so far: {self._calls}"]
 
-    def place(self, params: list[VotingParam]) -> list[VotingParam]:
-        """Let parts take turns."""
-        return take_turns(params, self._n_parts)
-
     def lay_out(self, params: Sequence[VotingParam]) -> None:
         """Give new parameters an outer momentum."""
         self._moving = [param.param for param in params]
         self.momentum.cover(self._moving)
 
-    def begin(self, params: Sequence[VotingParam], step: int) -> None:
-        """Remember the values of the parameters that vote."""
-        turn = step % self._n_parts
-        self.momentum.begin(self._moving, [param.turn == turn for param in params])
+    def begin(self) -> None:
+        """Remember the values of the parameters."""
+        self.momentum.begin(self._moving)
 
     def end(self) -> None:
         """Drop the remembered values."""
@@ -274,13 +227,7 @@ class OuterStage(Stage):
         self._voted_alone = ()
 
     def amend(self, inputs: StepInputs) -> StepInputs:
-        """Give coins the number of votes on this part, so that successive ones cancel out.
-
-        If this worker cannot vote, its header tells the others.
-        """
-        self.has_entered.set()
-        number = inputs.header.step // self._n_parts
-        inputs = replace(inputs, coins=replace(inputs.coins, step=number))
+        """If this worker cannot vote, let its header tell the others."""
         if self._problem is None or inputs.header.status is not Status.OK:
             return inputs
         return inputs.refused(self._problem)

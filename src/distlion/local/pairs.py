@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,13 +25,11 @@ class LocalPairs:
 
     Attributes:
         pairs: (own parameter, common point), in order.
-        turns: The part of each parameter.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self.pairs: list[tuple[Tensor, Tensor]] = []
-        self.turns: list[int] = []
 
     @property
     def own(self) -> list[Tensor]:
@@ -41,10 +40,6 @@ class LocalPairs:
     def common(self) -> list[Tensor]:
         """The common point of each."""
         return [common.detach() for _, common in self.pairs]
-
-    def of(self, turn: int) -> list[tuple[Tensor, Tensor]]:
-        """List the pairs of one part."""
-        return [pair for pair, own in zip(self.pairs, self.turns, strict=True) if own == turn]
 
     def place(
         self, names: Sequence[str], params: Sequence[Tensor], *, known: Mapping[Tensor, str]
@@ -72,6 +67,19 @@ class LocalPairs:
         placed = self.place(labels, added, known=known)
         inner.add_param_group(group)
         return placed
+
+
+@contextmanager
+def undoing_groups(inner: Optimizer) -> Iterator[None]:
+    """Undo a block's additions to an optimizer's groups and state if the block raises."""
+    n_groups, known = len(inner.param_groups), set(inner.state)
+    try:
+        yield
+    except BaseException:
+        del inner.param_groups[n_groups:]
+        for param in inner.state.keys() - known:
+            del inner.state[param]
+        raise
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]

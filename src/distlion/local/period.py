@@ -8,25 +8,22 @@ from typing import Any
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.local.period_start import PeriodStart
+from distlion.local.write_check import WriteCheck
 
 
 class LocalPeriod:
     """Count local steps, and find changes to parameters that no local step made.
 
-    Args:
-        n_parts: Parts of the parameters that take turns to vote.
-
     Attributes:
         calls: Calls of ``step()`` so far.
-        since: For each part, calls since its last vote that was committed or given up by all.
+        since: Calls since the last vote that was committed or given up by all.
     """
 
-    def __init__(self, n_parts: int) -> None:
-        self.calls, self.since = 0, [0] * n_parts
+    def __init__(self) -> None:
+        self.calls = self.since = 0
         self._trained: dict[Tensor, bool] = {}
         self._names: dict[Tensor, str] = {}
-        self._begun: dict[Tensor, PeriodStart] = {}
+        self._checks: list[WriteCheck] = []  # of different parameters
         self._written: str | None = None
 
     def know(self, names: Mapping[Tensor, str]) -> None:
@@ -37,38 +34,31 @@ class LocalPeriod:
     def count(self) -> None:
         """Count a call of ``step()``."""
         self.calls += 1
-        self.since = [steps + 1 for steps in self.since]
+        self.since += 1
 
     def take(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Note that parameters are at the common point now; forget earlier writes to any.
+        """Note that all parameters are at their values in ``pairs`` now; forget earlier writes.
 
         Args:
-            pairs: Each with its common point.
+            pairs: Each with its common point, or another tensor that keeps its value.
         """
-        self._written = None
-        self.note_common(pairs)
+        self._checks, self._written = [], None
+        self.take_added(pairs)
 
-    def note_common(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Note that parameters are at the common point now."""
-        params = [param for param, _ in pairs]
-        self._begun |= dict.fromkeys(params, PeriodStart(params, [start for _, start in pairs]))
+    def take_added(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Note the values of parameters that were added."""
+        self._checks.append(WriteCheck(*([pair[place] for pair in pairs] for place in (0, 1))))
 
-    def note_begun(self, params: Sequence[Tensor], begun: Sequence[Tensor]) -> None:
-        """Note the parameters' values at the start of a vote that travels."""
-        self._begun = dict.fromkeys(params, PeriodStart(params, begun))
-
-    def set_progress(self, calls: int, since: Sequence[int]) -> None:
+    def set_progress(self, calls: int, since: int) -> None:
         """Continue from a loaded state; parameters may be loaded before or after it."""
-        self.calls, self.since = calls, list(since)
-        self._begun, self._written = {}, None
+        self.calls, self.since = calls, since
+        self._checks, self._written = [], None
 
     def check_begin(self) -> None:
         """Compare parameters with the period's start, before its first step moves them."""
-        begun, self._begun = self._begun, {}
-        for start in dict.fromkeys(begun.values()):
-            written = [param for param in start.list_written() if begun[param] is start]
-            if written:
-                self._written = self._written or self._names[written[0]]
+        checks, self._checks = self._checks, []
+        for param in (each for check in checks for each in check.list_written()):
+            self._written = self._written or self._names[param]
 
     def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:
         """Return the reason why this worker cannot vote; None if it can.

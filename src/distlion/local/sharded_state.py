@@ -33,7 +33,10 @@ from distlion.optim.saved_state import reading_state, restoring
 from distlion.step.param import local_tensor
 from distlion.step.shard_pieces import ShardPieces
 
-_COMMON, _MOMENTUM, _OWN, _BEGUN = "common_point", "outer_momentum", "worker_param", "vote_begun"
+_COMMON, _MOMENTUM, _OWN = "common_point", "outer_momentum", "worker_param"
+
+_BEGUN = "vote_begun"
+"""Key that earlier versions saved with delay=; ignored."""
 
 
 def export_sharded_state(inner: Optimizer, votes: LocalVotes) -> dict[str, Any]:
@@ -43,9 +46,9 @@ def export_sharded_state(inner: Optimizer, votes: LocalVotes) -> dict[str, Any]:
         CheckpointError: An exception cut the commit of a vote short.
         UnsupportedTypeError: A value of the inner state has no saved form.
     """
-    progress, pieces, state_dict = votes.progress, _get_pieces(votes), inner.state_dict()
+    pieces, state_dict = _get_pieces(votes), inner.state_dict()
     state, names = {}, label_params(inner.param_groups)
-    ours = _collect_ours(votes, progress)
+    ours = _collect_ours(votes)
     for saved, group in zip(state_dict["param_groups"], inner.param_groups, strict=True):
         entries = {key: state_dict["state"].get(key, {}) for key in saved["params"]}
         like: dict[str, Any] = next(filter(None, entries.values()), {})
@@ -57,7 +60,7 @@ def export_sharded_state(inner: Optimizer, votes: LocalVotes) -> dict[str, Any]:
             state[key] = {**InnerShards(pieces, param, names[param]).export(entry, like), **own}
     numbers = {
         **_describe_votes(votes),
-        **export_progress(progress, votes.schedule),
+        **export_progress(votes.progress, votes.every),
         "committed_step": votes.common.committed_step,
     }
     groups = [{**group, LOCAL_KEY: dict(numbers)} for group in state_dict["param_groups"]]
@@ -78,16 +81,10 @@ def _check_keys(name: str, entry: Mapping[str, Any], taken: set[str]) -> None:
         )
 
 
-def _collect_ours(votes: LocalVotes, progress: Progress) -> dict[Tensor, dict[str, Any]]:
+def _collect_ours(votes: LocalVotes) -> dict[Tensor, dict[str, Any]]:
     """Collect the saved form of all state beside the inner optimizer's, for each parameter."""
-    common, pieces = votes.wait(), _get_pieces(votes)
-    rule_state, momenta = _list_rule_state(votes, common.state_dict()), _map_momenta(votes)
-    begun: dict[Tensor, Tensor] = {}
-    if votes.schedule.delay:  # a key for all, as loads by torch's formats begin with these keys
-        begun = {param: param for param in votes.pairs.own}
-    if progress.turn is not None:
-        voting = zip(votes.pairs.of(progress.turn), progress.begun, strict=True)
-        begun |= {param: value for (param, _), value in voting}
+    pieces, momenta = _get_pieces(votes), _map_momenta(votes)
+    rule_state = _list_rule_state(votes, votes.common.state_dict())
     ours: dict[Tensor, dict[str, Any]] = {}
     for param, point in votes.pairs.pairs:
         ours[param] = {
@@ -98,8 +95,6 @@ def _collect_ours(votes: LocalVotes, progress: Progress) -> dict[Tensor, dict[st
         }
         if point in momenta:
             ours[param][_MOMENTUM] = momenta[point].detach().clone()
-        if param in begun:
-            ours[param][_BEGUN] = pieces.export(param, local_tensor(begun[param]).detach().clone())
     return ours
 
 
@@ -112,11 +107,7 @@ def _list_rule_state(
     votes: LocalVotes, state_dict: Mapping[str, Any]
 ) -> dict[Tensor, dict[str, Tensor]]:
     """List the state of the votes for each parameter of the common point."""
-    # Votes on deltas have no betas, so that nothing reads their momentum.
-    return {
-        point: {key: value for key, value in entry.items() if key != "exp_avg"}
-        for point, entry in _pair_entries(votes, state_dict)
-    }
+    return dict(_pair_entries(votes, state_dict))
 
 
 def _pair_entries(
@@ -142,34 +133,16 @@ def _describe_votes(votes: LocalVotes) -> dict[str, Any]:
     }
 
 
-class _Keys(NamedTuple):
-    """The keys that a saved entry needs, beside the inner state's.
-
-    Attributes:
-        of_workers: Keys of tensors that differ between workers.
-        of_all: Keys of tensors that are equal on all.
-    """
-
-    of_workers: list[str]
-    of_all: list[str]
-
-
-def _list_needed(votes: LocalVotes, late: int | None) -> dict[Tensor, _Keys]:
-    """List the keys that each parameter needs, if a vote on part ``late`` is pending."""
+def _list_needed(votes: LocalVotes) -> dict[Tensor, dict[str, torch.Size]]:
+    """List the keys that each parameter's entry needs beside the inner state, with their shapes."""
     rule_state, momenta = _list_rule_state(votes, votes.common.state_dict()), _map_momenta(votes)
-    voting = _list_voting(votes, late)
-    return {
-        param: _Keys(
-            [_OWN, *([_BEGUN] if param in voting else []), *map(_name_vote_key, rule_state[point])],
-            [_COMMON, *([_MOMENTUM] if point in momenta else [])],
-        )
-        for param, point in votes.pairs.pairs
-    }
-
-
-def _list_voting(votes: LocalVotes, late: int | None) -> dict[Tensor, Tensor]:
-    """List the parameters of a part whose vote is pending, each with its common point."""
-    return {} if late is None else dict(votes.pairs.of(late))
+    needed = {}
+    for param, point in votes.pairs.pairs:
+        of_workers = [_OWN, *map(_name_vote_key, rule_state[point])]
+        of_all = [_COMMON, *([_MOMENTUM] if point in momenta else [])]
+        stacked = _get_pieces(votes).stacked_shape(param)
+        needed[param] = dict.fromkeys(of_workers, stacked) | dict.fromkeys(of_all, param.shape)
+    return needed
 
 
 def _name_vote_key(key: str) -> str:
@@ -185,14 +158,12 @@ class _Loaded(NamedTuple):
         points: The shard of the common point of each parameter.
         own: The shard of this worker's parameter.
         momenta: The shard of the outer momentum.
-        begun: The parameter when a vote began whose outcome is pending, as a DTensor.
     """
 
     inner: dict[Any, dict[str, Any]]
     points: dict[Tensor, Tensor]
     own: dict[Tensor, Tensor]
     momenta: dict[Tensor, Tensor]
-    begun: dict[Tensor, Tensor]
 
 
 @dataclass
@@ -201,7 +172,7 @@ class _Saved:
 
     Attributes:
         votes: The votes of the optimizer.
-        progress: Its place between votes, without tensors.
+        progress: Its place between votes.
         committed_step: Number of votes committed.
         groups: Its param groups, as the inner optimizer loads them.
         entries: (key, parameter, entry) of each parameter with state.
@@ -226,15 +197,15 @@ class _Saved:
         check_division(groups, inner.param_groups)
         check_owners(inner, groups)
         numbers = _read_numbers(groups, votes)
-        progress = parse_progress(numbers, votes.schedule, "the saved state")
+        progress = parse_progress(numbers, votes.every, "the saved state")
         saved = cls(votes, progress, numbers["committed_step"], drop_marks(groups))
-        needed = _list_needed(votes, progress.turn)
+        needed = _list_needed(votes)
         for group, present in zip(groups, inner.param_groups, strict=True):
             for key, param in zip(group["params"], present["params"], strict=True):
                 entry = state_dict["state"].get(key, {})
                 if entry or param in needed:
                     shards = InnerShards(_get_pieces(votes), param, names[param])
-                    saved._add(key, param, entry, shards, needed.get(param, _Keys([], [])))
+                    saved._add(key, param, entry, shards, needed.get(param, {}))
         return saved
 
     def _add(
@@ -243,16 +214,14 @@ class _Saved:
         param: Tensor,
         entry: Mapping[str, Any],
         shards: InnerShards,
-        needed: _Keys,
+        needed: Mapping[str, torch.Size],
     ) -> None:
         """Check the entry of a parameter, and add it."""
         pieces = _get_pieces(self.votes)
-        shapes = {name: pieces.stacked_shape(param) for name in needed.of_workers}
-        shapes |= dict.fromkeys(needed.of_all, param.shape)
-        for name, shape in shapes.items():
+        for name, shape in needed.items():
             shards.check_shape(entry, name, shape)
             self.lines.append(pieces.describe_cut(param, entry[name]))
-        self.lines += shards.check(entry, {*shapes, _BEGUN})
+        self.lines += shards.check(entry, {*needed, _BEGUN})
         self.entries.append((key, param, entry))
 
     def describe(self) -> str:
@@ -264,8 +233,7 @@ class _Saved:
 
     def cut(self, names: Mapping[Tensor, str]) -> _Loaded:
         """Cut all tensors down to this worker's row and this rank's shard; all ranks call it."""
-        pieces, loaded = _get_pieces(self.votes), _Loaded({}, {}, {}, {}, {})
-        voting = _list_voting(self.votes, self.progress.turn)
+        pieces, loaded = _get_pieces(self.votes), _Loaded({}, {}, {}, {})
         for key, param, entry in self.entries:
             if state := InnerShards(pieces, param, names[param]).load(entry):
                 loaded.inner[key] = state
@@ -276,9 +244,6 @@ class _Saved:
             ):
                 if name in entry:
                     taken[param] = pieces.localize(param, entry[name])
-            if param in voting:
-                begun = pieces.localize(param, entry[_BEGUN]).clone()
-                loaded.begun[param] = pieces.wrap(param, begun)
         return loaded
 
     def make_votes(self) -> dict[str, Any]:
@@ -303,11 +268,10 @@ class _Saved:
             local_tensor(param).copy_(loaded.own[param])
             if point in momenta:
                 local_tensor(momenta[point]).copy_(loaded.momenta[param])
-        voting = _list_voting(votes, self.progress.turn)
-        votes.progress = self.progress._replace(begun=[loaded.begun[param] for param in voting])
+        votes.progress = self.progress
         # A model's state has one worker's weights for all: one that is loaded after this is found.
         own = votes.pairs.own
-        votes.period.note_begun(own, [local_tensor(param).detach().clone() for param in own])
+        votes.period.take([(param, local_tensor(param).detach().clone()) for param in own])
 
 
 def _read_numbers(groups: list[dict[str, Any]], votes: LocalVotes) -> Mapping[str, Any]:
@@ -352,7 +316,7 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
     Raises:
         CheckpointError: It does not fit, on some rank; on every rank, and nothing was changed.
     """
-    common, saved, loaded, rule_state, problem, said = votes.wait(), None, None, {}, None, ""
+    saved, loaded, rule_state, problem, said = None, None, {}, None, ""
     # 1
     try:
         with reading_state():
@@ -375,7 +339,7 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
         # 4
         votes.agree(CALL, problem)
         # 5
-        common.load_state_dict(rule_state)
+        votes.common.load_state_dict(rule_state)
     # 6
     assert loaded is not None
     saved.apply(loaded)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError
-from distlion.local.arguments import Schedule
 from distlion.local.inner_optimizers import check_owners
 from distlion.local.votes import LocalVotes, Progress
 from distlion.optim.base import read_state
@@ -26,14 +25,13 @@ _BESIDE = "kept beside the groups"
 CALL = "load_state_dict()"
 
 
-def export_progress(progress: Progress, schedule: Schedule) -> dict[str, Any]:
-    """Return the saved form of a worker's place between votes, without tensors."""
+def export_progress(progress: Progress, every: int) -> dict[str, Any]:
+    """Return the saved form of a worker's place between votes."""
+    # A list, as in earlier versions, which had one number for each part of the parameters.
     return {
-        "every": schedule.every,
-        "parts": schedule.parts,
+        "every": every,
         "local_step": progress.calls,
-        "steps_since_vote": list(progress.since),
-        "late_part": progress.turn,
+        "steps_since_vote": [progress.since],
     }
 
 
@@ -52,10 +50,9 @@ def export_local_state(inner_state: dict[str, Any], votes: LocalVotes) -> dict[s
     Raises:
         CheckpointError: An exception cut the commit of a vote short.
     """
-    progress, common = votes.progress, votes.wait()
+    common = votes.common
     own = {
-        **export_progress(progress, votes.schedule),
-        "begun": list(progress.begun),
+        **export_progress(votes.progress, votes.every),
         "common": votes.pairs.common,
         "outer_momentum": [each.detach() for each in votes.stage.momentum.buffers],
         "votes": common.state_dict(),
@@ -92,7 +89,7 @@ def load_local_state(
             every rank, and nothing was changed.
     """
     problem, own, said, progress = None, None, "a state without local steps", None
-    common = votes.wait()
+    common = votes.common
     with restoring(inner):
         try:
             with reading_state():
@@ -168,46 +165,43 @@ def _check_inner_alone(
                     )
 
 
-def parse_progress(saved: Mapping[str, Any], schedule: Schedule, what: str) -> Progress:
-    """Return a worker's place between votes from ``export_progress``, without tensors.
+def parse_progress(saved: Mapping[str, Any], every: int, what: str) -> Progress:
+    """Return a worker's place between votes from ``export_progress``.
 
     Args:
         saved: The saved state.
-        schedule: The optimizer's schedule, which must be the saved one.
+        every: The optimizer's steps between votes, which must be the saved ones.
         what: Name of the saved state for errors.
 
     Raises:
-        CheckpointError: It has another schedule, or a number of steps that is none.
+        CheckpointError: It has another number of steps between votes, a number of steps that is
+            none, or votes of earlier versions on parts of the parameters or under way.
     """
-    missing = export_progress(Progress(0, ()), schedule).keys() - saved.keys()
+    missing = export_progress(Progress(0, 0), every).keys() - saved.keys()
     if missing:
         raise CheckpointError(
-            f"{what} has no {', '.join(sorted(missing))}: it is older than votes on parts of the "
-            "parameters. Expected one of this version. Load it with the version that saved it"
+            f"{what} has no {', '.join(sorted(missing))}. Expected a state of LocalSteps. Load it "
+            "with the version that saved it"
         )
-    if saved["every"] != schedule.every:
+    if saved.get("parts", 1) != 1 or saved.get("late_part") is not None:
+        raise CheckpointError(
+            f"{what} was saved with parts={saved.get('parts', 1)}, or while a vote with delay= was "
+            "under way. LocalSteps no longer has parts= and delay=. Load it with the version that "
+            "saved it, call vote(), and begin here with the model's weights"
+        )
+    if saved["every"] != every:
         raise CheckpointError(
             f"{what} votes every {saved['every']} steps, and this optimizer every "
-            f"{schedule.every}. Expected the same. Make it with the saved number"
-        )
-    if saved["parts"] != schedule.parts:
-        raise CheckpointError(
-            f"{what} votes in parts={saved['parts']}, and this optimizer in "
-            f"parts={schedule.parts}. Expected the same. Make it with the saved number"
+            f"{every}. Expected the same. Make it with the saved number"
         )
     calls, since = saved["local_step"], saved["steps_since_vote"]
     if not _is_number(calls):
         raise CheckpointError(f"local_step is {calls!r}; expected a number of steps, 0 or more")
-    if len(since) != schedule.parts or not all(map(_is_number, since)):
+    if not isinstance(since, list | tuple) or len(since) != 1 or not _is_number(since[0]):
         raise CheckpointError(
-            f"steps_since_vote is {since!r}; expected a number of steps, 0 or more, for each of "
-            f"{schedule.parts} parts"
+            f"steps_since_vote is {since!r}; expected a list of one number of steps, 0 or more"
         )
-    if saved["late_part"] not in (None, *range(schedule.parts)):
-        raise CheckpointError(
-            f"late_part is {saved['late_part']!r}; expected None, or one of {schedule.parts} parts"
-        )
-    return Progress(calls, since, saved["late_part"])
+    return Progress(calls, since[0])
 
 
 def _is_number(value: object) -> bool:
@@ -231,10 +225,7 @@ def check_shapes(name: str, saved: Sequence[Tensor], present: Sequence[Tensor]) 
 
 def _parse(own: Mapping[str, Any], votes: LocalVotes) -> Progress:
     """Check that all of a worker's state fits, and return its place between votes."""
-    progress = parse_progress(own, votes.schedule, "the saved state")
-    late = progress.turn
+    progress = parse_progress(own, votes.every, "the saved state")
     check_shapes("common", own["common"], votes.pairs.common)
     check_shapes("outer_momentum", own["outer_momentum"], votes.stage.momentum.buffers)
-    voting = [] if late is None else [param for param, _ in votes.pairs.of(late)]
-    check_shapes("begun", own["begun"], voting)
-    return progress._replace(begun=own["begun"])
+    return progress

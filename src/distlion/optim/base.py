@@ -66,6 +66,8 @@ class LionBase(Optimizer):
     """
 
     _step_supports_amp_scaling = True
+    keeps_momenta = True
+    """Whether parameters have momenta: those of votes on deltas, at betas of 0, have none."""
 
     def __init__(
         self,
@@ -116,7 +118,10 @@ class LionBase(Optimizer):
             self.state.pop(param, None)
 
     def _create_momentum(self, param: Tensor) -> None:
-        self.state[param]["exp_avg"] = self._make_kept(param, "exp_avg")
+        self._pieces.cut(param)
+        kept = self.state[param]
+        if self.keeps_momenta:
+            kept["exp_avg"] = self._make_kept(param, "exp_avg")
 
     def _make_kept(self, param: Tensor, key: str) -> Tensor:
         self._pieces.cut(param)
@@ -187,6 +192,7 @@ class LionBase(Optimizer):
                 is_sharded=is_dtensor(param),
                 copies=self._pieces.find_copies(param),
                 orthogonalizes=self.param_groups[number].get("orthogonalize", False),
+                keeps_momentum=self.keeps_momenta,
             )
             for position, (param, number, make) in enumerate(found)
         ]
@@ -251,7 +257,13 @@ class LionBase(Optimizer):
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state that fits, with absent keys filled in."""
-        filled = fill_absent_keys(state_dict, self, self._momentum_shape, self._check_group)
+        filled = fill_absent_keys(
+            state_dict,
+            self,
+            self._momentum_shape,
+            self._check_group,
+            keeps_momenta=self.keeps_momenta,
+        )
         names = self._param_names()
         for group, saved in zip(self.param_groups, filled["param_groups"], strict=True):
             try:
@@ -263,7 +275,13 @@ class LionBase(Optimizer):
     def _load_state(self, filled: dict[str, Any]) -> None:
         with after_hooks_of_loading(self):
             super().load_state_dict(filled)
-        restore_kept(self, filled, self._make_kept, self._take_momentum)
+        restore_kept(
+            self,
+            filled,
+            self._make_kept,
+            self._take_momentum,
+            keeps_momenta=self.keeps_momenta,
+        )
 
 
 class VotingBase(LionBase):
@@ -359,14 +377,9 @@ class VotingBase(LionBase):
         """Make an optimizer with stages of its own; other arguments as for the class."""
         optimizer = cls.__new__(cls)
         optimizer._own_stages = tuple(stages)
+        optimizer.keeps_momenta = all(stage.keeps_momenta for stage in stages)
         optimizer.__init__(*args, **options)  # type: ignore[misc]
         return optimizer
-
-    def _list_trainable(self) -> list[VotingParam]:
-        params = super()._list_trainable()
-        for stage in self._own_stages:
-            params = stage.place(params)
-        return params
 
     def _advance(self) -> None:
         self._known_step += 1  # inputs of a step have read it

@@ -198,7 +198,7 @@ class DistributedLion(VotingBase):
     def _do_step(self) -> None:
         session = self._session
         for stage in self._own_stages:
-            stage.begin(session.params, self._find_step())
+            stage.begin()
         try:
             if session.ranks.is_alone:
                 self._step_alone()
@@ -262,8 +262,7 @@ class DistributedLion(VotingBase):
         session, inputs = self._session, self._gather_inputs()
         if session.overlap is not None:
             return session.overlap.finish(inputs)
-        turns = session.routing.turns
-        buckets = turns[inputs.header.step % len(turns)]
+        buckets = session.routing.buckets
         cast_votes(buckets, inputs, session.stages)
         return inputs, buckets
 

@@ -246,7 +246,7 @@ def _list_momenta(
     for number, (saved, group) in enumerate(zip(state_dict["param_groups"], groups, strict=False)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=False)):
             entry = state_dict["state"].get(key)
-            if isinstance(entry, Mapping) and "exp_avg" in entry:
+            if isinstance(entry, Mapping) and list_kept(entry):
                 yield key, param, f"parameter {index} of group {number}"
 
 
@@ -255,6 +255,8 @@ def fill_absent_keys(
     optimizer: Optimizer,
     size_of: Callable[[Tensor], torch.Size],
     check_group: Callable[[Mapping[str, Any]], None],
+    *,
+    keeps_momenta: bool,
 ) -> dict[str, Any]:
     """Check a saved state against an optimizer, and fill missing keys from the optimizer.
 
@@ -263,6 +265,7 @@ def fill_absent_keys(
         optimizer: The optimizer with the present groups and momenta.
         size_of: Function that returns the shape of this process's part of a momentum.
         check_group: Function that checks the hyperparameters of a group.
+        keeps_momenta: Whether the optimizer has momenta.
 
     Returns:
         A new state dict, sharing the tensors.
@@ -281,7 +284,8 @@ def fill_absent_keys(
             if param.requires_grad or param in optimizer.state or key in state:
                 name = f"parameter {index} of group {number}"
                 sizes_of = (param.shape, size_of(param))
-                _check_momentum(state, key, sizes_of, name, is_ours="aggregation" in saved)
+                needs_momentum = keeps_momenta and (key in state or "aggregation" in saved)
+                _check_entry(state.get(key, {}), sizes_of, name, needs_momentum=needs_momentum)
     filled = []
     for saved, group in zip(saved_groups, groups, strict=True):
         filled.append(
@@ -294,18 +298,14 @@ def fill_absent_keys(
     return {**state_dict, "param_groups": filled}
 
 
-def _check_momentum(
-    state: Mapping[Any, Any],
-    key: Any,
-    expected: tuple[torch.Size, torch.Size],
-    name: str,
-    *,
-    is_ours: bool,
+def _check_entry(
+    entry: object, expected: tuple[torch.Size, torch.Size], name: str, *, needs_momentum: bool
 ) -> None:
-    """Check one momentum; other Lions have none for a parameter that never had a gradient."""
-    if key not in state and not is_ours:
-        return
-    entry = state.get(key, {})
+    """Check a parameter's saved state.
+
+    Other Lions have no entry for a parameter that never had a gradient. Votes on deltas saved a
+    momentum in earlier versions.
+    """
     if not isinstance(entry, Mapping):
         raise CheckpointError(f"{name}: the saved state is a {type(entry).__name__}; expected keys")
     foreign = sorted(set(map(str, entry)) - {"exp_avg", *list_worker_state(), "step"})
@@ -314,8 +314,7 @@ def _check_momentum(
             f"{name}: the saved state holds {shorten(', '.join(foreign))}, which Lion does not "
             "have; did another optimizer save it?"
         )
-    exp_avg = entry.get("exp_avg")
-    if exp_avg is None:
+    if needs_momentum and entry.get("exp_avg") is None:
         raise CheckpointError(
             f"{name} has no momentum 'exp_avg' in the saved state. Expected one, as it is trained "
             "here. Did another optimizer save it, or was it frozen, where torch's "
@@ -357,6 +356,8 @@ def restore_kept(
     state_dict: Mapping[str, Any],
     make: Callable[[Tensor, str], Tensor],
     take: Callable[[Tensor, Tensor], Tensor],
+    *,
+    keeps_momenta: bool,
 ) -> None:
     """Replace the optimizer's state by momenta and the rules' state, each in its own dtype.
 
@@ -369,9 +370,11 @@ def restore_kept(
         state_dict: The saved state.
         make: Function that makes zeros for a parameter and a key.
         take: Function that takes this process's part of a saved tensor.
+        keeps_momenta: Whether the optimizer has momenta; a saved one is ignored otherwise.
     """
+    of_all = ("exp_avg",) if keeps_momenta else ()
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        keys = ("exp_avg", *find_rule(saved).worker_state)
+        keys = (*of_all, *find_rule(saved).worker_state)
         for index, param in zip(saved["params"], group["params"], strict=True):
             entry = state_dict["state"].get(index, {})
             if not list_kept(entry) and not param.requires_grad:

@@ -18,7 +18,7 @@ from distlion.step.matrix_cuts import find_matrices
 from distlion.step.nodes import NodeBucket
 from distlion.step.outcome import explain
 from distlion.step.overlap_trial import OverlapTrial
-from distlion.step.param import VotingParam, count_turns
+from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.step.traffic import TrafficMeter
@@ -46,7 +46,6 @@ class Routing:
     Attributes:
         model: The measured link; None where nothing depends on it.
         buckets: The buckets, in the order of exchanges.
-        turns: The buckets of each part of the parameters that takes turns; one part if none do.
         between: The link between the ranks that vote with each other, since ``lay_out``.
         inside: The link between the ranks of this worker; None if the worker has a single rank.
         trial: The trial that decides whether buckets are sent during backward.
@@ -66,7 +65,6 @@ class Routing:
         self.between: Transport | None = None
         self.inside: Transport | None = None
         self.buckets: list[Bucket] = []
-        self.turns: list[list[Bucket]] = [[]]
         self._matrices: dict[int, CutMatrix] = {}
         self.begin_trial()
 
@@ -98,14 +96,10 @@ class Routing:
                 repack(layout, [params[index].slot for index in layout.members])
                 for layout in layouts
             )
-        is_first, n_turns = not self.buckets, count_turns(params)
+        is_first = not self.buckets
         if self.inside is not None:
             self._matrices = find_matrices(params, self.inside, step=step)
         self.buckets = [self._build(layout, params) for layout in layouts]
-        self.turns = [
-            [bucket for bucket in self.buckets if bucket.params[0].turn == turn]
-            for turn in range(n_turns)
-        ]
         compile_kernels(self.buckets, self._settings)
         patterns = dict.fromkeys(part.pattern for bucket in self.buckets for part in bucket.parts)
         for pattern in patterns:
@@ -161,9 +155,9 @@ class Routing:
             self.lay_out(params, step=step)
         return changes
 
-    def plan(self, step: int) -> ByteCount:
+    def plan(self) -> ByteCount:
         """Declare the bytes that this rank sends between voters in a step."""
-        return sum((bucket.plan() for bucket in self.turns[step % len(self.turns)]), ByteCount())
+        return sum((bucket.plan() for bucket in self.buckets), ByteCount())
 
     def _wants_model(self) -> bool:
         settings = self._settings
@@ -215,7 +209,7 @@ class Routing:
     def _build(self, layout: BucketLayout, params: Sequence[VotingParam]) -> Bucket:
         """Build a bucket; with nodes, each rank of a node votes on its part of it."""
         members = _place(layout, params)
-        rule, _, device, _ = members[0].kind
+        rule, _, device = members[0].kind
         matrices = self._join_matrices(members, device)
         n_votes, shards = self._ranks.roster.n_votes, self._ranks.roster.n_shards
         if self.inside is None or self._ranks.is_sharded:

@@ -404,8 +404,6 @@ class Session:
             self._watch_use({each.position for each in self.params if each.param.grad is not None})
 
     def _watch_use(self, voted: Collection[int]) -> None:
-        if len(self.routing.turns) > 1:  # of local steps, which look at their own gradients
-            self.use.is_over = True
         named = [(each.name, each.param) for each in self.params if each.slot.n_elements]
         used = [each.param for each in self.params if each.position in voted]
         self.use.observe(used, named)
@@ -419,7 +417,7 @@ class Session:
         """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""
         if self.ranks.is_alone:
             return ByteCount()
-        return sum((stage.plan(step) for stage in self.stages), self.routing.plan(step))
+        return sum((stage.plan(step) for stage in self.stages), self.routing.plan())
 
 
 def open_session(

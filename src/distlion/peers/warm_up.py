@@ -37,7 +37,7 @@ def compile_kernels(buckets: Sequence[Bucket], settings: Settings) -> None:
             if part.device.type != "cuda":
                 continue
             for param in part.params:
-                dtypes = (param.param.dtype, param.exp_avg.dtype)
+                dtypes = (param.param.dtype, param.kept.dtype)
                 if (part.rule, part.device, dtypes) not in done:
                     done.add((part.rule, part.device, dtypes))
                     with name_failure(part.device, "kernels were compiled"):

@@ -27,6 +27,12 @@ FORMER = {
 }
 """Former arguments of optimizers, each with its successor."""
 
+_CUT = {
+    "delay": "LocalSteps takes each result at once. Leave it out, or vote less often by every=",
+    "parts": "all parameters vote together. Leave it out, or vote less often by every=",
+}
+"""Former arguments without a successor."""
+
 
 def refusing_former(make: Callable[P, T]) -> Callable[P, T]:
     """Let a function refuse former arguments with UnsupportedTypeError, by their successors."""
@@ -38,6 +44,8 @@ def refusing_former(make: Callable[P, T]) -> Callable[P, T]:
                 f"{name}={options[name]!r}: a record has taken over this argument. Expected "
                 f"{FORMER[name]}. Import the record from distlion"
             )
+        for name in _CUT.keys() & options.keys():
+            raise UnsupportedTypeError(f"{name}={options[name]!r}: {_CUT[name]}")
         return make(*args, **options)
 
     return checked

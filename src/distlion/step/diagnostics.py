@@ -25,7 +25,7 @@ from distlion.step.agreement import (
 )
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
-from distlion.step.param import VotingParam, count_turns
+from distlion.step.param import VotingParam
 from distlion.step.settings import Settings
 from distlion.step.stage import Replied, Stage, Surroundings
 from distlion.step.staging import read_together
@@ -104,7 +104,8 @@ class Diagnosis:
         margin: Mean margin over the sample; 1 where all vote alike.
         ties: Share of ties in the sample.
         agreement: Share of agreement among elements with a direction; 1 where none has one.
-        coherence: 1 where momenta are equal, about 1 / N where they have nothing in common.
+        coherence: 1 where momenta are equal, about 1 / N where they have nothing in common; of
+            deltas, without momenta, under ``LocalSteps``.
         agreement_of: For each worker, in rank order, its agreement with the majority of the others:
             of the elements where it has a direction and the others are not tied, the share on which
             both have one sign. Each worker counts once, whatever its weight. None for a worker that
@@ -147,7 +148,7 @@ class Examiner:
         exclusion: Exclusion | None = None,
     ) -> None:
         self._every = every
-        self._params, self._n_turns = params, count_turns(params)
+        self._params = params
         self._voters, self._counted_rows = voters, counted_rows
         self._exclusion = exclusion
         self._sample = draw_sample(params, seed)
@@ -209,15 +210,13 @@ class Examiner:
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is due for a diagnosis."""
-        return step // self._n_turns % self._every == 0
+        return step % self._every == 0
 
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that each worker sends for it in a step."""
         if not self.is_due(step):
             return ByteCount()
-        turn = step % self._n_turns
-        voting = [param.position for param in self._params if param.turn == turn]
-        return plan_sample(2 * sum(len(self._sample[at]) for at in voting), len(self._voters))
+        return plan_sample(2 * sum(map(len, self._sample)), len(self._voters))
 
     def list_numbers(
         self, segments: Mapping[int, Segment], encoded: Mapping[int, Segment] | None = None
@@ -246,6 +245,8 @@ class Examiner:
                 directions = hyper.beta1 * before + (1 - hyper.beta1) * g
                 if hyper.cautious:
                     directions = directions.where(directions.sign() == g.sign(), 0.0)
+            if not self._params[position].keeps_momentum:
+                m = directions.nan_to_num(0.0)
             numbers += [directions, m]
         return read_together(numbers)
 

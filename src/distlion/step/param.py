@@ -209,8 +209,9 @@ class VotingParam:
         piece: (start, stop) for the record of a piece; None for one of the whole local part.
         is_sharded: Whether ``param`` is a DTensor.
         copies: The ranks of this worker that hold the same shard.
-        turn: The part with which it votes, where parts of the parameters take turns.
         orthogonalizes: Whether it is a matrix whose direction is orthogonalized.
+        keeps_momentum: Whether it has a momentum. One that has none, at betas of 0, is its gradient
+            for the ops, which read 0 times it and write the same value.
     """
 
     param: Tensor
@@ -226,8 +227,8 @@ class VotingParam:
     piece: tuple[int, int] | None = None
     is_sharded: bool = False
     copies: Copies = ALONE
-    turn: int = 0
     orthogonalizes: bool = False
+    keeps_momentum: bool = True
 
     @property
     def name(self) -> str:
@@ -240,9 +241,9 @@ class VotingParam:
         return self.make.device
 
     @property
-    def kind(self) -> tuple[Aggregation, torch.dtype, torch.device, int]:
+    def kind(self) -> tuple[Aggregation, torch.dtype, torch.device]:
         """The properties that all parameters of a bucket share."""
-        return self.rule, self.make.dtype, self.make.device, self.turn
+        return self.rule, self.make.dtype, self.make.device
 
     @property
     def n_kept(self) -> int:
@@ -282,7 +283,8 @@ class VotingParam:
             check_own_memory(own, self.name)
         if grad is not None and grad.layout is torch.strided:
             self._check_grad(grad)
-        self._check_kept("momentum", kept.get("exp_avg"), self.kept)
+        if self.keeps_momentum:
+            self._check_kept("momentum", kept.get("exp_avg"), self.kept)
         for key in self.rule.worker_state:
             self._check_kept(key, kept.get(key), self.kept._replace(dtype=torch.float32))
         _check_memory(own, self.name)
@@ -368,19 +370,17 @@ class VotingParam:
         grad = self.param.grad
         return grad is not None and grad.layout is not torch.strided
 
-    def segment(
-        self, coefficients: Coefficients, grad: Tensor | None, exp_avg: Tensor | None = None
-    ) -> Segment:
+    def segment(self, coefficients: Coefficients, grad: Tensor | None) -> Segment:
         """Make the segment for the ops.
 
         Args:
             coefficients: Its hyperparameters.
             grad: The gradient to vote with, in the form of ``local()``; None to abstain.
-            exp_avg: The momentum in the form of ``local()``; None for the one in the state.
         """
-        momentum = self.state[self.param]["exp_avg"] if exp_avg is None else exp_avg
         is_plain = self.piece is None and not self.is_sharded and self.param.is_contiguous()
         local = self.param if is_plain else self.local()
+        stand_in = local if grad is None else grad  # without a gradient no op reads it
+        momentum = self.exp_avg if self.keeps_momentum else stand_in
         return Segment(self.slot, local, grad, momentum, coefficients)
 
     def at(self, slot: Slot, *, part: int | None = None) -> VotingParam:
@@ -391,11 +391,6 @@ class VotingParam:
     def mark(self) -> GradientMark:
         """Remember the present gradient."""
         return mark_gradients([self])[0]
-
-
-def count_turns(params: Sequence[VotingParam]) -> int:
-    """Return the number of parts of the parameters that take turns; 1 where all vote."""
-    return 1 + max((param.turn for param in params), default=0)
 
 
 class Records(tuple[VotingParam, ...]):
@@ -523,7 +518,8 @@ def make_segments(
     segments = []
     for param, grad in zip(params, grads, strict=True):
         tensor, slot = param.param, param.slot
-        if param.piece is None and not param.is_sharded and tensor.is_contiguous():
+        is_plain = param.piece is None and not param.is_sharded and param.keeps_momentum
+        if is_plain and tensor.is_contiguous():
             momentum = param.state[tensor]["exp_avg"]
             segments.append(Segment(slot, tensor, grad, momentum, scaled[param.group]))
         else:

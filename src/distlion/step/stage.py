@@ -58,7 +58,7 @@ class Stage:
     after it, and ``end`` last, also after an error. Every rank has the same stages in the same
     order.
 
-    Only stages that are passed to ``VotingBase.with_stages`` get ``place``, ``lay_out``, ``begin``,
+    Only stages that are passed to ``VotingBase.with_stages`` get ``lay_out``, ``begin``,
     ``move_alone``, ``list_lines`` and ``list_passing``. ``VirtualCluster`` runs no other stages,
     and calls these methods, ``commit`` and ``end`` only. A single worker has neither ``before`` nor
     ``exchange``, so an option that changes its step needs a branch in ``step/alone.py`` too.
@@ -66,10 +66,12 @@ class Stage:
     Attributes:
         needs_all: Whether it has a ``before``, so that no vote may leave during backward.
         takes_scales: Whether rules may vote on a step length, as on deltas.
+        keeps_momenta: Whether workers have momenta; only with betas of 0 they need none.
     """
 
     needs_all: ClassVar[bool] = False
     takes_scales: ClassVar[bool] = False
+    keeps_momenta: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -83,15 +85,11 @@ class Stage:
         """List further lines that must be equal on all ranks in the next step."""
         return []
 
-    def place(self, params: list[VotingParam]) -> list[VotingParam]:
-        """Return the trainable parameters with this stage's changes, before they are laid out."""
-        return params
-
     def lay_out(self, params: Sequence[VotingParam]) -> None:
         """Take the parameters of the next steps, on which all ranks have agreed."""
 
-    def begin(self, params: Sequence[VotingParam], step: int) -> None:
-        """Begin a step of these parameters."""
+    def begin(self) -> None:
+        """Begin a step."""
 
     def end(self) -> None:
         """End a step, whether or not it was committed."""

@@ -119,7 +119,7 @@ class VirtualBucket(Bucket):
             params[position].at(slot)
             for position, slot in zip(layout.members, layout.slots, strict=True)
         ]
-        rule, _, device, _ = members[0].kind
+        rule, _, device = members[0].kind
         link = connect_in_memory(roster.n_voters)[-1]
         link.wire_device = device  # votes do not travel
         # A vote for each worker, and one that counts: workers note their state before that.

@@ -208,7 +208,7 @@ class VirtualCluster(VotingBase):
     @deferred_signals("a step")
     def _do_step(self) -> None:
         for stage in self._own_stages:
-            stage.begin(self._params, self._find_step())
+            stage.begin()
         try:
             self._vote_and_commit()
         finally:
@@ -310,11 +310,6 @@ class VirtualCluster(VotingBase):
     def ids(self) -> tuple[int, ...]:
         """The id of each worker, by place."""
         return self._roster.ids
-
-    @property
-    def turns(self) -> list[int]:
-        """The part of each parameter, where parts take turns to vote; 0 where all vote."""
-        return [param.turn for param in self._params]
 
     @property
     def weights(self) -> tuple[int, ...]:

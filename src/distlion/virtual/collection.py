@@ -15,7 +15,7 @@ from distlion.step.clipping import clip_alone, clip_together, make_clip_alone
 from distlion.step.diagnostics import Examiner
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import explain, log_skip
-from distlion.step.param import VotingParam, count_turns, make_segments
+from distlion.step.param import VotingParam, make_segments
 from distlion.step.settings import Settings
 from distlion.virtual.bucket import Side, VirtualBucket, take_rows
 from distlion.votes.roster import Roster
@@ -39,7 +39,7 @@ class Collection:
         step: The number of this step.
 
     Attributes:
-        buckets: The buckets that vote in this step.
+        buckets: The same.
         grad_norms: Norms measured for clipping, by worker; empty without clipping.
     """
 
@@ -54,8 +54,7 @@ class Collection:
         step: int,
     ) -> None:
         self._settings, self._roster, self._params, self._step = settings, roster, params, step
-        self._number, turn = divmod(step, count_turns(params))
-        self.buckets = [each for each in buckets if each.params[0].turn == turn]
+        self.buckets = buckets
         for bucket in self.buckets:
             bucket.begin()
         self._examiner = examiner
@@ -166,8 +165,8 @@ class Collection:
         )
 
     def _coins_of(self, voter: int) -> Coins:
-        """Return a voter's coins in this step, numbered by the votes on the part."""
-        return Coins(self._settings.seed, self._number, voter)
+        """Return a voter's coins in this step."""
+        return Coins(self._settings.seed, self._step, voter)
 
     def _note_norm(self, worker: int, norm: float) -> None:
         self.grad_norms[worker] = norm

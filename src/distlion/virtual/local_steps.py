@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError
-from distlion.local.arguments import Schedule, check_agreement
-from distlion.local.around import Inner, check_inner
+from distlion.local.arguments import check_agreement, check_every_steps
 from distlion.local.inner_state import find_broken, reset_broken
-from distlion.local.late_vote import LateVote
+from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
-from distlion.local.pairs import LocalPairs, copy_to_common, set_deltas, take_common
+from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
 from distlion.step.agreement import Agreement
 from distlion.step.arguments import refusing_former
 from distlion.step.traffic import Traffic
@@ -39,7 +38,7 @@ class _Worker:
 
     own: list[nn.Parameter]
     inner: Optimizer
-    pairs: LocalPairs
+    pairs: Pairs
 
 
 class VirtualLocalSteps:
@@ -54,8 +53,7 @@ class VirtualLocalSteps:
             copy of ``params``, which it gets as a list in their order.
         workers: N, 2 or more.
         weights: The number of times that each worker's vote counts; None: once each.
-        every, delay, parts, aggregation, outer_lr, outer_momentum, nesterov: As for
-            ``LocalSteps``.
+        every, aggregation, outer_lr, outer_momentum, nesterov: As for ``LocalSteps``.
         exchange: The pattern whose bytes ``traffic`` counts; it has no other effect.
         nonfinite, bucket_elements, agreement, seed: As for ``VirtualCluster``; gradients are
             deltas there.
@@ -89,8 +87,6 @@ class VirtualLocalSteps:
         workers: int,
         weights: Sequence[int] | None = None,
         every: int = 8,
-        delay: int = 0,
-        parts: int = 1,
         aggregation: Aggregation | None = None,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
@@ -104,9 +100,7 @@ class VirtualLocalSteps:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
         self._stage = [param for _, param in named]
         self._names = [name or f"parameter {place}" for place, (name, _) in enumerate(named)]
-        self._schedule = Schedule(every, delay, parts)
-        trained = [param for param in self._stage if param.requires_grad]
-        self._schedule.check_tensors(trained)
+        self._every = check_every_steps(every)
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._make_inner, own = make_inner, self._copy_params()
         inner = check_inner(make_inner(own))
@@ -128,12 +122,9 @@ class VirtualLocalSteps:
             self._pair(own, inner),
             *(self._start_worker() for _ in range(workers - 1)),
         ]
-        # A vote of each worker whose outcome it has still to take.
-        self._late: list[LateVote] = []
         # Places of workers that came since the last vote, and abstain from the next.
         self._newcomers: set[int] = set()
-        self._turn = self._calls = 0
-        self._since = [0] * parts  # the last vote on each part
+        self._turn = self._calls = self._since = 0
 
     def _open_votes(
         self, step: OuterStep, aggregation: Aggregation | None, *, workers: int, **options: Any
@@ -149,7 +140,7 @@ class VirtualLocalSteps:
                 "inner optimizer"
             )
         return VirtualCluster.with_stages(
-            [OuterStage(step, parts=self._schedule.parts)],
+            [OuterStage(step)],
             list(zip([self._names[n] for n in self._trained], self._common, strict=True)),
             **step.list_arguments(aggregation),
             workers=workers,
@@ -172,12 +163,8 @@ class VirtualLocalSteps:
         return self._pair(own, inner)
 
     def _pair(self, own: list[nn.Parameter], inner: Optimizer) -> _Worker:
-        pairs = LocalPairs(None)
-        pairs.pairs = [
-            (own[n], common) for n, common in zip(self._trained, self._common, strict=True)
-        ]
-        pairs.turns = self._votes.turns
-        return _Worker(own, inner, pairs)
+        common = zip(self._trained, self._common, strict=True)
+        return _Worker(own, inner, [(own[n], point) for n, point in common])
 
     def _find_order(self, inner: Optimizer, own: Sequence[Tensor]) -> list[int]:
         """Return the places of trainable parameters, in the order of an inner optimizer.
@@ -229,7 +216,7 @@ class VirtualLocalSteps:
 
     @property
     def committed_step(self) -> int:
-        """Number of votes committed so far on any part."""
+        """Number of votes committed so far."""
         return self._votes.committed_step
 
     @property
@@ -237,11 +224,6 @@ class VirtualLocalSteps:
         """The common point x of each trainable parameter, in order."""
         by_place = sorted(zip(self._trained, self._common, strict=True), key=lambda pair: pair[0])
         return [each.detach() for _, each in by_place]
-
-    @property
-    def _votes_on(self) -> int:
-        """The part that votes next."""
-        return self._votes.committed_step % self._schedule.parts
 
     def worker_params(self, worker: int) -> list[Tensor]:
         """Return the parameters of a worker, in order; frozen ones are the model's."""
@@ -289,8 +271,7 @@ class VirtualLocalSteps:
 
         Raises:
             InvalidArgumentError: Not all workers were collected.
-            NonFiniteError: A worker's delta is not finite, under "raise". With ``delay`` it comes
-                as the vote begins, not when its outcome would be taken.
+            NonFiniteError: A worker's delta is not finite, under "raise".
         """
         if self._turn != self.workers:
             raise InvalidArgumentError(
@@ -299,20 +280,9 @@ class VirtualLocalSteps:
             )
         self._turn = 0
         self._calls += 1
-        self._since = [steps + 1 for steps in self._since]
-        place = self._calls % self._schedule.interval
-        if place == self._schedule.delay:
-            self._land()
-        if place == 0 and self._schedule.delay:
-            turn = self._votes_on
-            late = [
-                LateVote([param.clone() for param, _ in worker.pairs.of(turn)], turn)
-                for worker in self._workers
-            ]
-            self._cast(turn)
-            self._late = late  # only of a vote that has an outcome
-        elif place == 0:
-            self._vote_in_turn()
+        self._since += 1
+        if self._calls % self._every == 0:
+            self._cast_votes()
             self._newcomers = set()
         self._show(0)
 
@@ -329,12 +299,11 @@ class VirtualLocalSteps:
                 f"vote() after {self._turn} of {self.workers} workers were collected. Call step() "
                 "before"
             )
-        self._land()
-        while any(self._since):
-            self._vote_in_turn()
+        if self._since:
+            self._cast_votes()
         self._newcomers = set()
         for worker in self._workers:
-            take_common(worker.pairs.pairs)
+            take_common(worker.pairs)
         self._show(0)
 
     @torch.no_grad()
@@ -349,7 +318,7 @@ class VirtualLocalSteps:
 
         Raises:
             InvalidArgumentError: As ``VirtualCluster.change_workers``, a single worker is left,
-                some workers have been collected and others not, or votes travel.
+                or some workers have been collected and others not.
             UnsupportedTypeError: An id is not an integer.
         """
         if self._turn not in (0, self.workers):
@@ -357,10 +326,9 @@ class VirtualLocalSteps:
                 f"change_workers() after {self._turn} of {self.workers} workers were collected. "
                 "Expected all of them, or none. Collect the others first"
             )
-        if len(ids) < 2 or self._schedule.delay:
+        if len(ids) < 2:
             raise InvalidArgumentError(
-                f"change_workers({list(ids)!r}) with delay={self._schedule.delay}: expected 2 "
-                "workers or more, and delay=0, as in a crew"
+                f"change_workers({list(ids)!r}): expected 2 workers or more, as in a crew"
             )
         is_collected, before = self._turn > 0, self._votes.ids
         self._votes.change_workers(ids)
@@ -368,38 +336,22 @@ class VirtualLocalSteps:
         self._workers = [known.get(identity) or self._start_worker() for identity in ids]
         self._newcomers = {place for place, identity in enumerate(ids) if identity not in known}
         for place in self._newcomers:
-            take_common(self._workers[place].pairs.pairs)
+            take_common(self._workers[place].pairs)
         self._turn = len(ids) if is_collected else 0
         self._show(0)
 
-    def _vote_in_turn(self) -> None:
-        turn = self._votes_on
-        self._cast(turn)
+    def _cast_votes(self) -> None:
+        """Vote on all workers' deltas, and begin the next period at the common point."""
         for place, worker in enumerate(self._workers):
-            take_common(worker.pairs.of(turn))
-            self._reset_broken(place, turn)
-
-    def _reset_broken(self, place: int, turn: int) -> None:
-        """Begin with a fresh inner state where it is not finite."""
-        worker = self._workers[place]
-        broken = find_broken(worker.inner, [param for param, _ in worker.pairs.of(turn)])
-        reset_broken(worker.inner, broken, worker=place)
-
-    def _cast(self, turn: int) -> None:
-        """Vote on all workers' deltas of a part, without moving the workers."""
-        for place, worker in enumerate(self._workers):
-            if self._since[turn] and place not in self._newcomers:
-                set_deltas(worker.pairs.of(turn), worker.inner)
+            if self._since and place not in self._newcomers:
+                set_deltas(worker.pairs, worker.inner)
             self._votes.collect(place)
         self._votes.step()
-        self._since[turn] = 0
-
-    def _land(self) -> None:
-        """Take the outcome of a late vote; a real one would have traveled until now."""
-        begun, self._late = self._late, []
-        for place, late in enumerate(begun):
-            late.land(self._workers[place].pairs.of(late.turn))
-            self._reset_broken(place, late.turn)
+        self._since = 0
+        for place, worker in enumerate(self._workers):
+            take_common(worker.pairs)
+            broken = find_broken(worker.inner, [param for param, _ in worker.pairs])
+            reset_broken(worker.inner, broken, worker=place)
 
     def _show(self, place: int) -> None:
         """Let the model hold a worker's parameters."""

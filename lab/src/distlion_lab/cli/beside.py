@@ -52,7 +52,6 @@ def settle_beside(settings: TrainSettings, rule: str, lr: float | None) -> Train
     changes: dict[str, Any] = {
         "rule": rule,
         "every": None,
-        "delay": None,
         "lr": method.train_lr if lr is None else lr,
         "weight_decay": method.train_weight_decay,
     }
@@ -139,8 +138,6 @@ def print_beside(console: Console, first: Record, second: Record) -> None:
     names = {"task": first.settings["task"], "methods": ",".join(map(_name_method, runs))}
     for what, command in _NEXT:
         console.print(Text(f"next, {what}: {command.format(**names)}"), soft_wrap=True)
-    if first.settings.get("delay"):
-        console.print(Text("'distlion compare' applies outcomes without delay."), soft_wrap=True)
 
 
 def _compare_bytes(first: Record, second: Record) -> str:
@@ -156,7 +153,7 @@ def _compare_bytes(first: Record, second: Record) -> str:
 def _name_method(run: Record) -> str:
     """Return the name of a run's rule in ``distlion compare``."""
     rule, every = str(run.settings["rule"]), run.settings.get("every")
-    return rule if every is None else find_delta_rule(rule, every=int(every), delay=0).name
+    return rule if every is None else find_delta_rule(rule, every=int(every)).name
 
 
 def _last(run: Record, name: str) -> float:

@@ -89,7 +89,6 @@ class WorldChangeName(str, Enum):
         "Local steps of AdamW between votes, as in LocalSteps: for slow links.",
         "a vote in each step",
     ),
-    delay=whole("With --every: steps that a vote may travel before its outcome is applied.", "0"),
     diagnose_every=whole(
         "Steps between measurements of agreement among votes; draws diagnosis.png.", "never"
     ),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, replace
 
-from distlion.local import check_delay, check_every_steps
+from distlion.local import check_every_steps
 from distlion.votes import ScaledVote
 from distlion_lab.planning.line import model_line
 from distlion_lab.planning.planner import compare_methods
@@ -43,26 +42,24 @@ class LocalForecast:
     efficiency: float
 
 
-def forecast_local(scenario: Scenario, every: int, *, delay: int = 0) -> LocalForecast:
+def forecast_local(scenario: Scenario, every: int) -> LocalForecast:
     """Forecast a step of ``LocalSteps`` with ``ScaledVote``, by its fastest exchange.
 
     Equation:
-        T = C + U + max(0, V - D (C + U)) / H
+        T = C + U + V / H
         V = A + r L + 8 b / R    (as ``forecast_votes`` without overlap)
         C is ``compute_s``, U the update of one worker's optimizer. V is the seconds of a vote, of
         which A is arithmetic; r is its rounds, L the latency of one. b is the bytes that the
-        busiest node sends, R the rate of its link. H is ``every``, and a vote travels in
-        D = ``delay`` steps.
+        busiest node sends, R the rate of its link. H is ``every``.
 
     Args:
         scenario: Model, workers and network; momenta are not averaged.
         every: H, 1 or more.
-        delay: D, less than H.
 
     Raises:
-        InvalidArgumentError: ``every`` or ``delay`` is out of range.
+        InvalidArgumentError: ``every`` is out of range.
     """
-    check_delay(delay, check_every_steps(every))
+    check_every_steps(every)
     scenario = replace(scenario, momentum_sync_every=None)
     votes = [
         forecast_votes(scenario, ScaledVote(), pattern, overlap=False)
@@ -71,7 +68,7 @@ def forecast_local(scenario: Scenario, every: int, *, delay: int = 0) -> LocalFo
     vote = min(votes, key=lambda forecast: forecast.step_s)
     base_s = _base_s(scenario)
     vote_s = vote.step_s - scenario.compute_s if scenario.nodes > 1 else 0.0
-    step_s = base_s + max(0.0, vote_s - delay * base_s) / every
+    step_s = base_s + vote_s / every
     return LocalForecast(
         every=every,
         vote_s=vote_s,
@@ -144,16 +141,8 @@ def advise_local(scenario: Scenario) -> LocalAdvice:
         f"{each_s:.3g} s, an all-reduce {all_reduce_s:.3g} s. {PRICE}"
     )
     if enough.step_s > allowed_s:
-        text += f" A vote takes {enough.vote_s:.3g} s even so. {_describe_delay(scenario, enough)}"
+        text += f" A vote takes {enough.vote_s:.3g} s even so."
     return LocalAdvice(enough.every, text, all_reduce_s, each_s, local)
-
-
-def _describe_delay(scenario: Scenario, forecast: LocalForecast) -> str:
-    """Name the delay that hides a vote, or say that none does."""
-    delay = math.ceil(forecast.vote_s / _base_s(scenario))
-    if delay < forecast.every:
-        return f"delay={delay} hides it behind later steps (not measured in training)."
-    return f"That is longer than {forecast.every - 1} steps, so that no delay hides all of it."
 
 
 @dataclass(frozen=True)

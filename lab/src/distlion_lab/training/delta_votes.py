@@ -52,7 +52,6 @@ class DeltaVotes:
         rule: Rule of the votes on deltas.
         make_inner: Makes a worker's optimizer over its parameters.
         outer: Outer step of the common point on the outcome.
-        delay, parts: As for ``LocalSteps``.
 
     Raises:
         InvalidArgumentError: ``every``, N or the outer rate is out of range.
@@ -69,8 +68,6 @@ class DeltaVotes:
         rule: Aggregation,
         make_inner: Callable[[MethodRun], torch.optim.Optimizer],
         outer: OuterChoice,
-        delay: int = 0,
-        parts: int = 1,
     ) -> None:
         names = [name for name, _ in run.params]
 
@@ -82,13 +79,11 @@ class DeltaVotes:
             make,
             workers=run.workers,
             every=every,
-            delay=delay,
-            parts=parts,
             aggregation=rule,
             seed=run.seed,
             **outer.options,
         )
-        self._every, self._delay, self._steps = every, delay, run.steps
+        self._every, self._steps = every, run.steps
         shape = rule.shape_of(run.n_elements, run.workers)
         self.rounds = AllReduce().cost(shape).rounds
 
@@ -127,5 +122,5 @@ class DeltaVotes:
         """End a step of all workers."""
         self._cluster.step()
         done = self._cluster.local_step
-        if done == self._steps and (done % self._every or self._delay):
+        if done == self._steps and done % self._every:
             self._cluster.vote()

@@ -41,7 +41,6 @@ class DeltaWorker(Voter[LocalSteps]):
         *,
         rule: str,
         every: int,
-        delay: int,
     ) -> DeltaWorker:
         """Build the optimizer of a run.
 
@@ -51,7 +50,6 @@ class DeltaWorker(Voter[LocalSteps]):
             options: Exchange and diagnostics of votes; overlap and momenta do not apply here.
             rule: Name of a rule for deltas.
             every: Steps from vote to vote, H of ``LocalSteps``.
-            delay: Delay of ``LocalSteps``.
         """
         taken: dict[str, Any] = {
             name: value for name, value in options.items() if name in _OF_LOCAL_STEPS
@@ -59,7 +57,6 @@ class DeltaWorker(Voter[LocalSteps]):
         optimizer = LocalSteps(
             ADAMW.make(run),
             every=every,
-            delay=delay,
             aggregation=SCALED_RULES[rule],
             seed=run.seed,
             **taken,
@@ -104,7 +101,7 @@ def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
         target.copy_(source)
 
 
-def find_delta_rule(rule: str, *, every: int, delay: int) -> Method:
+def find_delta_rule(rule: str, *, every: int) -> Method:
     """Return the method of a rule for deltas, by its name in ``distlion train --every``.
 
     Raises:
@@ -115,8 +112,7 @@ def find_delta_rule(rule: str, *, every: int, delay: int) -> Method:
         raise InvalidArgumentError(
             f"rule {rule!r} does not vote on deltas, as --every {every} needs it; {hint}"
         )
-    late = f", taken {delay} later" if delay else ""
-    how = f"{SCALED_RULES[rule]!r} of deltas of {every} steps of {ADAMW.name}{late}"
+    how = f"{SCALED_RULES[rule]!r} of deltas of {every} steps of {ADAMW.name}"
     return Method(
         name=f"local-{every}-{rule}-plain",
         description=how,
@@ -127,7 +123,7 @@ def find_delta_rule(rule: str, *, every: int, delay: int) -> Method:
         enter=partial(
             DeltaVotes, every=every, rule=SCALED_RULES[rule], make_inner=ADAMW.make, outer=PLAIN
         ),
-        start=partial(DeltaWorker.build, rule=rule, every=every, delay=delay),
+        start=partial(DeltaWorker.build, rule=rule, every=every),
         votes=True,
         train_lr=ADAMW.base_lr,
         train_weight_decay=ADAMW.weight_decay,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlion.errors import InvalidArgumentError
-from distlion.local import check_delay, check_every_steps
+from distlion.local import check_every_steps
 from distlion.votes import RULES, SCALED_RULES
 from distlion.wire import PATTERNS
 from distlion_lab.names import suggest
@@ -155,8 +155,6 @@ class TrainSettings(WorkSettings):
         momentum_sync_every: Steps in which every momentum is averaged over workers once. None for
             never; always None for a baseline.
         every: Local steps of AdamW from vote to vote, at least 1; None votes in each step.
-        delay: Steps after which the outcome of a vote is applied, less than ``every``; None for no
-            delay.
         diagnose_every: Steps, or votes with ``every``, between two diagnoses of the votes. None for
             never; always None for a baseline.
         on_disagreement: Whether to warn of workers far from the majority, or to leave out their
@@ -179,7 +177,6 @@ class TrainSettings(WorkSettings):
     overlap: Overlap
     momentum_sync_every: int | None
     every: int | None
-    delay: int | None
     diagnose_every: int | None
     on_disagreement: OnDisagreement
     lr: float
@@ -198,10 +195,10 @@ class TrainSettings(WorkSettings):
             InvalidArgumentError: As in the class.
             TypeError: A name is not a setting.
         """
-        every, delay = given.get("every"), given.get("delay")
+        every = given.get("every")
         if rule is None:
             rule = DEFAULT_RULE if every is None else DEFAULT_DELTA_RULE
-        method = _find_method(rule, every, delay)
+        method = _find_method(rule, every)
         settings: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(cls))
         settings |= {
             "task": task,
@@ -226,7 +223,7 @@ class TrainSettings(WorkSettings):
         return cls(**settings | {name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
-        _find_method(self.rule, self.every, self.delay)
+        _find_method(self.rule, self.every)
         self._check_exchange()
         check_device(self.device)
         for name in ("workers", "steps", "batch_size", "eval_every", "threads"):
@@ -254,7 +251,7 @@ class TrainSettings(WorkSettings):
     @property
     def method(self) -> Method:
         """Return the method of the rule."""
-        return _find_method(self.rule, self.every, self.delay)
+        return _find_method(self.rule, self.every)
 
     def _check_exchange(self) -> None:
         if self.exchange != AUTO and self.exchange not in PATTERNS:
@@ -303,7 +300,7 @@ class TrainSettings(WorkSettings):
         if self.overlap is not Overlap.OFF:
             raise InvalidArgumentError(
                 f"overlap is {self.overlap.value} with every {self.every}: a step without a vote "
-                "has nothing to overlap. Expected off. To hide a vote behind later steps, set delay"
+                "has nothing to overlap. Expected off. Omit overlap"
             )
         if self.momentum_sync_every is not None:
             raise InvalidArgumentError(
@@ -354,26 +351,20 @@ class TrainSettings(WorkSettings):
             ByClass(self.alpha)  # checks its range
 
 
-def _find_method(rule: str, every: int | None, delay: int | None) -> Method:
+def _find_method(rule: str, every: int | None) -> Method:
     """Return the method of a rule with votes in each step, or every few steps.
 
     Raises:
         InvalidArgumentError: There is none, or a number is out of its range.
     """
     if every is None:
-        if delay is not None:
-            raise InvalidArgumentError(
-                f"delay is {delay} without every: a vote of each step is taken in that step. "
-                "Set every to more than delay, or omit delay"
-            )
         if rule in SCALED_RULES:
             raise InvalidArgumentError(
                 f"rule {rule} votes on deltas of local steps. Set every, such as 8, or choose a "
                 "rule that votes in each step"
             )
         return find_rule(rule)
-    every = check_every_steps(every)
-    return find_delta_rule(rule, every=every, delay=check_delay(delay or 0, every))
+    return find_delta_rule(rule, every=check_every_steps(every))
 
 
 def _to_json(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""States of workers with local steps, and votes whose outcome is taken later."""
+"""States of workers with local steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from local_runs import (
     SHAPES,
     STEPS,
     are_equal,
-    copies,
     make,
     train,
 )
@@ -54,7 +53,6 @@ def save_and_resume(rank: int, world_size: int, folder: str, options: Options) -
     [
         {"aggregation": distlion.ResidualVote(2), "outer_momentum": 0.9, "outer_lr": 0.5},
         {"aggregation": distlion.EstimateVote()},
-        {"delay": 2, "outer_momentum": 0.5},  # saved while the outcome is still to be taken
     ],
 )
 def test_a_state_goes_on_to_the_same_bits(tmp_path: Path, options: Options) -> None:
@@ -83,35 +81,3 @@ def test_a_state_that_does_not_fit_on_one_worker_is_loaded_on_none() -> None:
     for found, is_kept in run_workers(load_another, 2):
         assert_raised(found, distlion.errors.CheckpointError, "votes every 7 steps")
         assert is_kept
-
-
-def test_what_a_late_vote_raises_comes_when_it_is_taken() -> None:
-    for found, unchanged, *_ in run_workers(meet_late, N_WORKERS):
-        assert_raised(found, distlion.errors.NonFiniteError, "parameter 1 of group 0")
-        assert unchanged
-
-
-def meet_late(rank: int, world_size: int) -> tuple[Caught | None, bool, tuple[int, int]]:
-    params = make_params(SHAPES)
-    optimizer = make(params, delay=1)
-    train(optimizer, params.values(), rank, 0, EVERY - 1)
-    before = copies(optimizer.common_point)
-    if rank == 1:
-        with torch.no_grad():
-            params["p1"][2] = torch.nan
-    train(optimizer, params.values(), rank, EVERY - 1, EVERY)
-    found: Caught | None = None
-    try:
-        train(optimizer, params.values(), rank, EVERY, EVERY + 1)
-    except distlion.errors.StepError as error:
-        found = Caught(type(error).__name__, str(error), None, None, (), None, True)
-    unchanged = are_equal(optimizer.common_point, before)
-    if rank == 1:
-        with torch.no_grad():
-            params["p1"].nan_to_num_()
-        for entry in optimizer.state.values():
-            for kept in entry.values():
-                kept.nan_to_num_()
-    train(optimizer, params.values(), rank, EVERY + 1, 2 * EVERY + 1)
-    optimizer.verify_replicas()
-    return found, unchanged, (optimizer.local_step, optimizer.committed_step)

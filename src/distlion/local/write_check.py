@@ -1,4 +1,4 @@
-"""Parameters' values at the start of a period, and whether something wrote to them since."""
+"""The check that nothing wrote to parameters between two periods of local steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GOLDEN = 0.618
 """Elements so far apart, in parts of the largest gap, are not all in a few columns of a matrix."""
 
 
-class PeriodStart:
+class WriteCheck:
     """Find parameters that something wrote to since their period began.
 
     All values of a parameter are compared if torch counted a write to it, or if its memory is

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import distlion
-from distlion.local import period_start
+from distlion.local import write_check
 from distlion.local.period import LocalPeriod
-from distlion.local.period_start import PeriodStart
+from distlion.local.write_check import WriteCheck
 from drawn import make_params
 from local_runs import EVERY, SHAPES, make_sgd, train
 
@@ -19,17 +19,17 @@ SIZES = {"matrix": (100, 30), "bias": (200,), "number": (), "nothing": (0, 3)}
 NAMES = ["matrix", "bias", "number", "turned", "short", "nan"]
 
 
-def make() -> tuple[dict[str, Tensor], PeriodStart]:
+def make() -> tuple[dict[str, Tensor], WriteCheck]:
     """Build parameters of two dtypes at the start of a period."""
     params: dict[str, Tensor] = {name: torch.randn(shape) for name, shape in SIZES.items()}
     params["turned"] = torch.randn(40, 70).t()
     params["short"] = torch.randn(300, dtype=torch.bfloat16)
     params["nan"] = torch.full((5,), float("nan"))
     starts = [param.to(torch.float32, copy=True) for param in params.values()]
-    return params, PeriodStart(list(params.values()), starts)
+    return params, WriteCheck(list(params.values()), starts)
 
 
-def list_names(params: dict[str, Tensor], start: PeriodStart) -> list[str]:
+def list_names(params: dict[str, Tensor], start: WriteCheck) -> list[str]:
     names = {id(param): name for name, param in params.items()}
     return [names[id(param)] for param in start.list_written()]
 
@@ -38,13 +38,13 @@ def list_names(params: dict[str, Tensor], start: PeriodStart) -> list[str]:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The parameters of which all values are compared."""
     params: list[Tensor] = []
-    compare = period_start._is_at
+    compare = write_check._is_at
 
     def count(param: Tensor, start: Tensor) -> bool:
         params.append(param)
         return compare(param, start)
 
-    monkeypatch.setattr(period_start, "_is_at", count)
+    monkeypatch.setattr(write_check, "_is_at", count)
     return params
 
 
@@ -73,14 +73,14 @@ def test_samples_are_spread_over_all_of_a_tensor(shape: tuple[int, ...], is_turn
         ),
     ]
     for part in parts:
-        start = PeriodStart([param], [param.clone()])
+        start = WriteCheck([param], [param.clone()])
         part.data.add_(1.0)
         assert start.list_written()
 
 
 def test_a_tensor_with_gaps_in_memory_is_compared_as_a_whole(compared: list[Tensor]) -> None:
     param = torch.randn(100, 30)[:, ::2]
-    start = PeriodStart([param], [param.clone()])
+    start = WriteCheck([param], [param.clone()])
     param.data[7, 3] += 1
     assert start.list_written() == [param]
     assert len(compared) == 1
@@ -89,7 +89,7 @@ def test_a_tensor_with_gaps_in_memory_is_compared_as_a_whole(compared: list[Tens
 def test_a_smaller_tensor_is_sampled_in_full() -> None:
     param = torch.randn(7, 9)
     for element in range(param.numel()):
-        start = PeriodStart([param], [param.clone()])
+        start = WriteCheck([param], [param.clone()])
         param.data.view(-1)[element] += 1
         assert start.list_written() == [param]
 
@@ -104,14 +104,14 @@ def test_only_a_parameter_with_a_counted_write_is_compared(compared: list[Tensor
 
 def test_the_same_memory_in_another_dtype_is_found() -> None:
     param = torch.ones(40, dtype=torch.bfloat16)
-    start = PeriodStart([param], [param.clone()])
+    start = WriteCheck([param], [param.clone()])
     param.data = param.data.view(torch.float16)
     assert start.list_written() == [param]
 
 
 def test_the_same_memory_in_another_order_is_found() -> None:
     param = torch.randn(40, 40)
-    start = PeriodStart([param], [param.clone()])
+    start = WriteCheck([param], [param.clone()])
     before = param._version, param.data_ptr()
     param.data = param.data.t()
     assert (param._version, param.data_ptr()) == before
@@ -146,23 +146,22 @@ def test_values_that_were_written_back_are_as_before() -> None:
     assert start.list_written() == []
 
 
-def test_the_last_start_of_a_parameter_counts() -> None:
+def test_added_parameters_are_compared_with_their_own_start() -> None:
     params = [torch.zeros(300), torch.zeros(300)]
-    period = LocalPeriod(1)
+    period = LocalPeriod()
     period.know({params[0]: "first", params[1]: "second"})
-    period.take([(param, torch.zeros(300)) for param in params])
-    params[0].fill_(1.0)
-    period.note_common([(params[0], torch.ones(300))])
+    period.take([(params[0], torch.zeros(300))])
+    period.take_added([(params[1], torch.zeros(300))])
     period.check_begin()
     assert period.find_problem([{"params": params}]) is None
-    period.take([(param, param.clone()) for param in params])
+    period.take([(params[0], torch.zeros(300))])
+    period.take_added([(params[1], torch.zeros(300))])
     params[1].fill_(2.0)
-    period.note_common([(params[0], torch.ones(300))])
     period.check_begin()
     assert "second was written to" in str(period.find_problem([{"params": params}]))
 
 
-@pytest.mark.parametrize("options", [{}, {"parts": EVERY}, {"outer_momentum": 0.9}])
+@pytest.mark.parametrize("options", [{}, {"outer_momentum": 0.9}])
 def test_a_step_compares_all_values_only_after_a_write(
     options: dict[str, object], compared: list[Tensor]
 ) -> None:
@@ -183,7 +182,7 @@ def test_rows_that_a_forward_pass_shortens_are_as_before(dtype: torch.dtype) -> 
     start = torch.randn(50, 70)
     start[9] = 0.0
     embedding = torch.nn.Embedding(50, 70, _weight=start.to(dtype, copy=True), max_norm=1.0)
-    begun = PeriodStart([embedding.weight], [start])
+    begun = WriteCheck([embedding.weight], [start])
     embedding(torch.arange(10))
     assert embedding.weight[0].norm() < 1.1
     assert begun.list_written() == []
@@ -196,6 +195,6 @@ def test_rows_that_a_forward_pass_shortens_are_as_before(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("write", [lambda p: p.mul_(1.5), lambda p: p.neg_(), lambda p: p.add_(1)])
 def test_rows_that_were_written_otherwise_are_found(write: Callable[[Tensor], object]) -> None:
     param = torch.randn(5, 70)
-    begun = PeriodStart([param], [param.clone()])
+    begun = WriteCheck([param], [param.clone()])
     write(param[2])
     assert begun.list_written() == [param]
