@@ -201,8 +201,8 @@ MUTATIONS = (
     Mutation(
         "another parameter named, changed",
         "step/bucket.py",
-        "inputs, find_changed(self.marks)",
-        "inputs, find_changed(self.marks) and self.params[0]",
+        "self._report(Status.GRADIENT_CHANGED, inputs, changed)",
+        "self._report(Status.GRADIENT_CHANGED, inputs, self.params[0])",
         BLAME,
     ),
     Mutation(

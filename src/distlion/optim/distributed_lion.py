@@ -245,14 +245,16 @@ class DistributedLion(VotingBase):
             self._fire("before_commit", step)
         check_unchanged(buckets, rank=inputs.rank, step=step)
         session.lifecycle.is_torn = True
+        has_votes = False
         for bucket in buckets:
             bucket.commit(inputs.coefficients, inputs.rounding)
+            has_votes = has_votes or bool(bucket.reply.present.any())
         for stage in session.stages:
             stage.commit(buckets)
         self._advance()
         session.lifecycle.is_torn = False
         looks = inputs.wants_digest or session.stages or not session.use.is_over
-        if looks or not any(bucket.reply.present.any() for bucket in buckets):
+        if looks or not has_votes:
             session.observe(buckets, wants_digest=inputs.wants_digest)
         if faults.armed:
             self._fire("after_commit", step)

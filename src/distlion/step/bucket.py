@@ -234,7 +234,9 @@ class Bucket:
         present = [segment.grad is not None and not inputs.is_excluded for segment in self.segments]
         if faults.armed:
             inputs.after_encode()
-        self._report(Status.GRADIENT_CHANGED, inputs, find_changed(self.marks))
+        changed = find_changed(self.marks)
+        if changed is not None:
+            self._report(Status.GRADIENT_CHANGED, inputs, changed)
         if completion is not None:
             self.header = completion.complete(self.header, *flags)
         if not inputs.keeps_directions:
@@ -259,12 +261,9 @@ class Bucket:
         self.reply = yield from self.exchange(self.header, votes, nobody, coins)
         return self
 
-    def _report(self, status: Status, inputs: StepInputs, param: VotingParam | None) -> None:
-        """Report a parameter in the header, if there is one."""
-        if param is not None:
-            self.header = with_error(
-                self.header, status, culprit=inputs.rank, position=param.position
-            )
+    def _report(self, status: Status, inputs: StepInputs, param: VotingParam) -> None:
+        """Report a parameter in the header."""
+        self.header = with_error(self.header, status, culprit=inputs.rank, position=param.position)
 
     def _refuse(self, header: Header) -> None:
         """Let this worker not vote, for the reason in the header."""

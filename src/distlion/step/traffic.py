@@ -82,7 +82,11 @@ class TrafficMeter:
 
     def count_step(self, n_elements: int) -> None:
         """Count the bytes sent over the links since the last call as one more step."""
-        between, inside = self._take()
+        counted = [ByteCount(), ByteCount()]
+        for index, link in enumerate(self.links):
+            if link is not None:
+                counted[index], link.counted = link.counted, ByteCount()
+        between, inside = counted
         self.traffic = self.traffic.add_step(between, inside, n_elements)
 
     def count_check(self, sent_bytes: int) -> None:
@@ -94,10 +98,3 @@ class TrafficMeter:
         """Count an exchange of rules' state."""
         total_bytes = self.traffic.rule_state_sent_bytes + sent_bytes
         self.traffic = replace(self.traffic, rule_state_sent_bytes=total_bytes)
-
-    def _take(self) -> list[ByteCount]:
-        taken = [ByteCount() if link is None else link.counted for link in self.links]
-        for link in self.links:
-            if link is not None:
-                link.counted = ByteCount()
-        return taken
