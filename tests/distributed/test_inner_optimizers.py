@@ -49,21 +49,19 @@ CASES: dict[str, dict[str, Any]] = {
         "outer_momentum": 0.9,
         "nesterov": True,
     },
-    "parts": {"aggregation": distlion.EstimateVote(), "every": 4, "parts": 2},
-    "late": {"aggregation": distlion.ResidualVote(), "delay": 2},
+    "estimates": {"aggregation": distlion.EstimateVote(), "every": 4},
 }
 
 
 def test_inner_steps_are_those_of_the_optimizers_alone() -> None:
     """The oracle steps each worker's optimizers by themselves."""
     rules = [distlion.ScaledVote(), distlion.EstimateVote(2)]
-    runs = [(INNERS[name], rule, delay) for name in NAMES for rule in rules for delay in (0, 2)]
-    cases = [{"make_inner": m, "aggregation": r, "delay": d} for m, r, d in runs]
+    runs = [(INNERS[name], rule) for name in NAMES for rule in rules]
+    cases = [{"make_inner": make_inner, "aggregation": rule} for make_inner, rule in runs]
 
     def make_run(number: int) -> PlainRun:
-        make_inner, rule, delay = runs[number]
-        told = matrix.describe_delta_rule(rule)
-        return PlainRun(make_inner, N_WORKERS, rule=told, delay=delay)
+        make_inner, rule = runs[number]
+        return PlainRun(make_inner, N_WORKERS, rule=matrix.describe_delta_rule(rule))
 
     check_runs(cases, make_run)
 
