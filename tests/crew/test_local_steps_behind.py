@@ -25,7 +25,7 @@ def lose(store: Any, point: Any) -> None:
     raise link.failure("lost", point.committed_step, "the exchange of this test was lost")
 
 
-def miss(rank: int, size: int, port: int, call: str, parts: int) -> dict[str, Any]:
+def miss(rank: int, size: int, port: int, call: str) -> dict[str, Any]:
     """Rank 0 is killed in a vote whose outcome rank 2 takes and rank 1 does not.
 
     The vote is one of ``vote()``, and rank 2 is in ``step()`` when it meets rank 1 again; or the
