@@ -26,7 +26,7 @@ FORMAT = 1
 _SOURCES = (
     *("src", "csrc", "pyproject.toml", "CMakeLists.txt"),
     *("benchmarks/study", "benchmarks/target", "benchmarks/periods", "benchmarks/quality"),
-    *("benchmarks/local_steps", "benchmarks/reliability"),
+    *("benchmarks/local_steps", "benchmarks/reliability", "benchmarks/finetune"),
 )
 
 

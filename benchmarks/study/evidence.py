@@ -72,7 +72,7 @@ class Ending:
     def errors(self, seed: int) -> Array:
         """Return the outcome of each unit of the test data: 0 or 100, or nats of a block."""
         units = unpack_units(self.records[seed]["test"]["units"])
-        return 100 * (1 - units) if self.cell.setting.task == "images" else units
+        return units if self.cell.setting.task == "text" else 100 * (1 - units)
 
     def outcomes(self) -> list[float]:
         """Return the outcome of each seed that came to its end."""

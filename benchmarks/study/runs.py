@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch.nn.functional as F
 from methods import Method, build_method
-from schedule import Run, rate_factor
+from schedule import DECAY_PER_STEP, WARM_UP_SHARE, Run, rate_factor
 from scoring import Result, pack_units
 from torch import Tensor, nn
 
@@ -43,7 +43,7 @@ class RunConfig:
     """Everything that fixes a run on given data.
 
     Attributes:
-        task: ``images`` or ``text``.
+        task: ``images`` or ``text``, or one of fine-tuning.
         method: Name.
         workers: N; 0 stands for any N, where it changes nothing.
         lr: Highest learning rate.
@@ -88,17 +88,34 @@ class Trainer:
         config: What to run.
         task: The data and network.
         observe: Called with the number of steps done, after each.
+        warm_up_share: Share of the steps in which the rate rises.
+        decay: What weights lose in a step at the highest rate.
     """
 
-    def __init__(self, config: RunConfig, task: Task, observe: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        observe: Callable[[int], None],
+        *,
+        warm_up_share: float = WARM_UP_SHARE,
+        decay: float = DECAY_PER_STEP,
+    ) -> None:
         self._config = config
+        self._warm_up_share = warm_up_share
         self._task = task
         self._observe = observe
         self._model = task.build_model()
         self._method: Method = build_method(
             config.method,
             self._model,
-            Run(lr=config.lr, workers=max(1, config.workers), steps=config.steps, seed=config.seed),
+            Run(
+                lr=config.lr,
+                workers=max(1, config.workers),
+                steps=config.steps,
+                seed=config.seed,
+                decay=decay,
+            ),
         )
         self._done = 0
         self._losses: list[float] = []
@@ -145,9 +162,10 @@ class Trainer:
 
     def _step(self) -> None:
         optimizer = self._method.optimizer
+        share = rate_factor(self._done, self._config.steps, self._warm_up_share)
         for group in optimizer.param_groups:
             factor = group.get("rate_factor", 1.0)
-            group["lr"] = factor * self._config.lr * rate_factor(self._done, self._config.steps)
+            group["lr"] = factor * self._config.lr * share
         batches = self._task.batches(self._done)
         losses = []
         for worker, (inputs, targets) in enumerate(batches):

@@ -1,0 +1,12 @@
+"""Let modules of benchmarks/study and benchmarks/quality be imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+for _name in ("study", "quality"):
+    _folder = str(Path(__file__).resolve().parents[1] / _name)
+    if _folder not in sys.path:
+        # Last, so that a module of this folder wins over one of the same name.
+        sys.path.append(_folder)
