@@ -224,9 +224,9 @@ class Bucket:
             except Exception as error:  # noqa: BLE001
                 self._refuse(inputs.refuse(self.header, error))
         if not self.can_vote:
-            if completion is not None:
-                self.header = completion.complete(self.header, completion.flags.cpu())
-            return (yield from self._cast_nothing(inputs.coins, nonfinite=inputs.nonfinite))
+            return (
+                yield from self._cast_nothing(inputs.coins, completion, nonfinite=inputs.nonfinite)
+            )
         if inputs.nonfinite == "abstain":
             votes = self._agree_to_abstain(votes, finite, inputs)
         elif not all(finite):
@@ -252,8 +252,12 @@ class Bucket:
             self._orthogonalize(self.matrices, None)
         return (yield from self._cast_nothing(coins, nonfinite=nonfinite))
 
-    def _cast_nothing(self, coins: Coins, *, nonfinite: str) -> Exchanging[Bucket]:
+    def _cast_nothing(
+        self, coins: Coins, completion: Completion | None = None, *, nonfinite: str
+    ) -> Exchanging[Bucket]:
         """Take part in the rest of ``cast``, without voting on any parameter."""
+        if completion is not None:
+            self.header = completion.complete(self.header, completion.flags.cpu())
         if nonfinite == "abstain":
             _, self.header = self.agree([True] * len(self.own), self.header, overflow=False)
         votes, *_ = self.encode([], coins)
