@@ -1,4 +1,4 @@
-"""What the records decide: differences from AdamW, and the rate of a first try."""
+"""The answers of the records: differences from AdamW, and the learning rate to try first."""
 
 from __future__ import annotations
 

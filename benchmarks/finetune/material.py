@@ -1,4 +1,4 @@
-"""What the runs of fine-tuning train on, and one run."""
+"""The tasks of fine-tuning, and one run on a task."""
 
 from __future__ import annotations
 

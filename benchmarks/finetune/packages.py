@@ -77,7 +77,7 @@ PACKAGES: Mapping[str, Package] = {
 
 
 class Stream(Protocol):
-    """What is read from an address."""
+    """A response that can be read in parts."""
 
     def read(self, size: int, /) -> bytes:
         """Return up to so many bytes; none at the end."""

@@ -32,7 +32,7 @@ ADAMW_CENTERS: Mapping[str, float] = {"spam": 2e-4, "brown": 2e-4, "images": 1e-
 """The middle of AdamW's first three rates."""
 ADAMW_DECAY = 0.01
 DECAYS: Mapping[str, float] = {task: ADAMW_DECAY * rate for task, rate in ADAMW_CENTERS.items()}
-"""What weights lose in a step at the highest rate, for every method and rate of a task."""
+"""Weight decay of one step at the highest learning rate; equal for all methods and rates."""
 WARM_UP_SHARE = 0.1
 
 ADAMW = "global-adamw"

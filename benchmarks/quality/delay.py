@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def passes(self) -> bool:
-        """Whether it loses little, and wins time on some link."""
+        """True if late votes lose at most ``MOST_LOST``, and save time on at least one link."""
         most = MOST_LOST[self.difference.method.cell.setting.task]
         known = [share for share in self.shares.values() if share is not None]
         return self.difference.mean <= most and bool(known) and min(known) < 1

@@ -14,7 +14,7 @@ FOLDERS = {
     **dict.fromkeys(CAMPAIGNS, "campaigns/{0}"),
     **dict.fromkeys((*OTHERS, "benchmarks"), "{0}/tests"),
 }
-"""Where tests are that are not below tests, by the first part of a path."""
+"""Folders of tests outside of ``tests``, by the first part of a path."""
 
 
 @dataclass(frozen=True)

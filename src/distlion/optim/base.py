@@ -67,7 +67,7 @@ class LionBase(Optimizer):
 
     _step_supports_amp_scaling = True
     keeps_momenta = True
-    """Whether parameters have momenta: those of votes on deltas, at betas of 0, have none."""
+    """True if parameters have momenta. Votes on deltas have betas of 0 and need none."""
 
     def __init__(
         self,
