@@ -34,9 +34,8 @@ SIZES = (1, 65, 4133)
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    toys.register()
-    yield
-    toys.forget()
+    with toys.registered():
+        yield
 
 
 NEW_RULES = [toys.CautiousVote(), LeaningVote()]
@@ -65,7 +64,11 @@ def train_really(
     rank: int, world_size: int, rule: Aggregation
 ) -> tuple[list[Tensor], list[dict[str, Tensor]], int]:
     """Train with both; in the middle, go on from a saved state."""
-    toys.register()
+    with toys.registered():
+        return _train(rank, rule)
+
+
+def _train(rank: int, rule: Aggregation) -> tuple[list[Tensor], list[dict[str, Tensor]], int]:
     params = make_params()
 
     def make_optimizer(**arguments: Any) -> distlion.DistributedLion:

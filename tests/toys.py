@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,16 +75,19 @@ class AtOnce(Exchange):
         return count_whole_votes(received, link, shape, ballot, reducer)
 
 
-def register() -> None:
-    """Give both a name, and the oracle its account of the rule."""
+@contextmanager
+def registered() -> Iterator[None]:
+    """Give both a name, and the oracle its account of the rule; then undo it.
+
+    Processes are used again, so a worker that registers them has to undo it too.
+    """
     RULES["leaning"] = NamedRule(LeaningVote(), "majority vote that leans to the last one")
     matrix.ORACLES[LeaningVote] = lambda rule: Rule("majority", tie="random")
     RULES["cautious"] = NamedRule(CautiousVote(), "majority vote of one bit, 0 on a tie")
     PATTERNS["at-once"] = AtOnce()
     matrix.ORACLES[CautiousVote] = lambda rule: Rule("majority", tie="zero")
-
-
-def forget() -> None:
-    """Undo ``register``."""
-    del RULES["cautious"], PATTERNS["at-once"], matrix.ORACLES[CautiousVote]
-    del RULES["leaning"], matrix.ORACLES[LeaningVote]
+    try:
+        yield
+    finally:
+        del RULES["cautious"], PATTERNS["at-once"], matrix.ORACLES[CautiousVote]
+        del RULES["leaning"], matrix.ORACLES[LeaningVote]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-SIMULATION = ("simulation/test_schedules.py::test_some_hundred_schedules_keep_all_rules",)
+SIMULATION = ("simulation/test_schedules.py::test_some_schedules_keep_all_rules",)
 
 PROTOCOL = (
     Mutation(

@@ -52,7 +52,7 @@ def list_endings(outcome: CrewOutcome) -> list[str]:
 
 def test_those_that_ask_begin_without_the_first_if_it_is_lost() -> None:
     n_lost_there = 0
-    for seed in range(2):
+    for seed in range(1):
         for after in range(8, 20):
             fault = CrewFault("die", 0, "forming", 0, after)
             outcome = play_crew(make_crew_plan(seed, fault))
