@@ -32,6 +32,8 @@ QUICK := not slow and not apart$(if $(ARGS),, and not around)
 SANITIZED := build/sanitize
 # Flower needs older versions of packages than others do.
 FLOWER := build/flower
+# What `make finetune` downloads and writes.
+FINETUNE := build/finetune
 # Of the quick tests with the processes that they start; a run of some of them covers less.
 COVERAGE := --cov --cov-report=term-missing:skip-covered $(if $(ARGS),,--cov-fail-under=95)
 
@@ -42,7 +44,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all test-lab test-flower test-benchmarks simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
+.PHONY: help train finetune test test-all test-lab test-flower test-benchmarks simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -52,6 +54,14 @@ help:  ## list the targets
 
 train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers that vote, and beside it with AdamW
 	@$(BIN)/distlion train $(or $(ARGS),$(TRAINED))
+
+finetune: $(VENV)/.ready-test  ## download a pretrained network and mails (100 MB), and fine-tune with votes, then with DDP and AdamW
+	@$(BIN)/python benchmarks/finetune fetch $(FINETUNE) --only minilm spam
+	$(BIN)/python benchmarks/finetune unpack $(FINETUNE)
+	for before in "" --before; do
+	    OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 examples/09_finetune.py \
+	        --model $(FINETUNE)/minilm --data $(FINETUNE)/spam --folder $(FINETUNE)/results $$before $(ARGS)
+	done
 
 test: $(VENV)/.ready-test  ## set up, then run every check and the library's quick tests, and sum up
 	@$(run_parts)
