@@ -67,13 +67,15 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
             _refuse_code(path, value)
 
 
-def default_language_config(vocabulary_size: int, *, context: int) -> PreTrainedConfig:
-    """Describe a GPT-2 of 0.8 million parameters for a vocabulary of bytes."""
+def default_language_config(
+    vocabulary_size: int, *, context: int, layers: int = 4
+) -> PreTrainedConfig:
+    """Describe a GPT-2 of 0.8 million parameters, if it has 4 layers and a vocabulary of bytes."""
     return GPT2Config(
         vocab_size=vocabulary_size,
         n_positions=context,
         n_embd=128,
-        n_layer=4,
+        n_layer=layers,
         n_head=4,
         resid_pdrop=0.0,
         embd_pdrop=0.0,

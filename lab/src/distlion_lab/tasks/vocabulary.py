@@ -1,0 +1,119 @@
+"""The tokens of a text: its bytes, its characters, or its most frequent words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Codes = npt.NDArray[np.integer]
+
+WORD_TOKENS = 2048
+"""Size of a vocabulary of words."""
+_BYTE_VALUES = 256
+_MOST_PIECE_BYTES = 16
+# A word or a sign with the space before it, the end of a line with the next one's indentation, or
+# any other byte. Names are cut at underscores and capital letters.
+_PIECE = re.compile(rb" ?(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|\n[ \n]*| ?[^\sA-Za-z0-9]+|.", re.DOTALL)
+
+
+class Vocabulary(Protocol):
+    """A numbering of tokens."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    def encode(self, text: bytes) -> Codes:
+        """Return the tokens of a text in UTF-8: (n,), below ``len(self)``."""
+
+    def decode(self, codes: Sequence[int]) -> str:
+        """Return the text of some tokens; U+FFFD stands for what is no character."""
+
+
+class ByteVocabulary:
+    """The 256 bytes."""
+
+    def __len__(self) -> int:
+        return _BYTE_VALUES
+
+    def encode(self, text: bytes) -> Codes:
+        """Return (len(text),) uint8, a view."""
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def decode(self, codes: Sequence[int]) -> str:
+        return bytes(codes).decode(errors="replace")
+
+
+class CharVocabulary:
+    """A numbering of a text's characters by code point, from 1; 0 stands for all others.
+
+    Args:
+        text: The text, in UTF-8.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._code_points = np.unique(_code_points(text))
+
+    def __len__(self) -> int:
+        return len(self._code_points) + 1
+
+    def encode(self, text: bytes) -> Codes:
+        """Return (characters,) int32 numbers; 0 for a character outside the vocabulary."""
+        wanted = _code_points(text)
+        place = np.searchsorted(self._code_points, wanted)
+        place = np.minimum(place, len(self._code_points) - 1)
+        known = self._code_points[place] == wanted
+        return np.where(known, place + 1, 0).astype(np.int32)
+
+    def decode(self, codes: Sequence[int]) -> str:
+        return "".join(chr(self._code_points[code - 1]) if code else "\ufffd" for code in codes)
+
+
+class WordVocabulary:
+    """A text's most frequent words and signs, after the 256 bytes, which can say everything.
+
+    A word outside of the vocabulary is cut into pieces of it, the longest first.
+
+    Args:
+        text: The text, in UTF-8.
+        size: Number of tokens, at least 256; a short text has fewer words.
+    """
+
+    def __init__(self, text: bytes, *, size: int = WORD_TOKENS) -> None:
+        counts = Counter(_PIECE.findall(text))
+        words = [word for word in counts if 1 < len(word) <= _MOST_PIECE_BYTES]
+        words.sort(key=lambda word: (-counts[word], word))
+        self._tokens = [bytes([value]) for value in range(_BYTE_VALUES)]
+        self._tokens += words[: size - _BYTE_VALUES]
+        self._codes = {token: code for code, token in enumerate(self._tokens)}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def encode(self, text: bytes) -> Codes:
+        """Return (n,) int32 numbers."""
+        pieces = _PIECE.findall(text)
+        cut = {piece: self._cut(piece) for piece in set(pieces)}
+        return np.array([code for piece in pieces for code in cut[piece]], dtype=np.int32)
+
+    def _cut(self, piece: bytes) -> list[int]:
+        codes, at = [], 0
+        while at < len(piece):
+            end = min(len(piece), at + _MOST_PIECE_BYTES)
+            while piece[at:end] not in self._codes:
+                end -= 1
+            codes.append(self._codes[piece[at:end]])
+            at = end
+        return codes
+
+    def decode(self, codes: Sequence[int]) -> str:
+        return b"".join(self._tokens[code] for code in codes).decode(errors="replace")
+
+
+def _code_points(text: bytes) -> npt.NDArray[np.uint32]:
+    decoded = text.decode(errors="replace")
+    return np.frombuffer(decoded.encode("utf-32-le", errors="replace"), dtype=np.uint32)
