@@ -38,8 +38,8 @@ RACES = (
     Mutation(
         "words: the rarest are kept",
         "lab/tasks/vocabulary.py",
-        "words.sort(key=lambda word: (-counts[word], word))",
-        "words.sort(key=lambda word: (counts[word], word))",
+        "key=lambda word: (-counts[word], word)",
+        "key=lambda word: (counts[word], word)",
         ("lab/tasks/test_vocabulary.py",),
     ),
 )

@@ -67,15 +67,13 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
             _refuse_code(path, value)
 
 
-def default_language_config(
-    vocabulary_size: int, *, context: int, layers: int = 4
-) -> PreTrainedConfig:
-    """Describe a GPT-2 of 0.8 million parameters, if it has 4 layers and a vocabulary of bytes."""
+def default_language_config(vocabulary_size: int, *, context: int) -> PreTrainedConfig:
+    """Describe a GPT-2 of 0.8 million parameters for a vocabulary of bytes."""
     return GPT2Config(
         vocab_size=vocabulary_size,
         n_positions=context,
         n_embd=128,
-        n_layer=layers,
+        n_layer=4,
         n_head=4,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -84,6 +82,17 @@ def default_language_config(
         eos_token_id=None,
         use_cache=False,
     )
+
+
+def word_language_config(vocabulary_size: int, *, context: int) -> PreTrainedConfig:
+    """Describe a GPT-2 of 0.7 million parameters for a vocabulary of 2,048 words.
+
+    It has half the layers, and GPT-2's initial weights at this width: 0.02 sqrt(768 / 128).
+    """
+    config = default_language_config(vocabulary_size, context=context)
+    config.n_layer = 2
+    config.initializer_range = 0.05
+    return config
 
 
 def default_vision_config(*, image_size: int, channels: int, classes: int) -> PreTrainedConfig:

@@ -22,6 +22,7 @@ from distlion_lab.tasks.models import (
     build_language_model,
     default_language_config,
     read_model_config,
+    word_language_config,
 )
 from distlion_lab.tasks.partition import Contiguous, TextPartition
 from distlion_lab.tasks.vocabulary import (
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 128
 HELDOUT_WINDOWS = 128
 _HELDOUT_BATCH = 16
-# Of the presets. With words, which are fewer to a text than bytes, a small model needs no more.
-_LAYERS, _WORD_LAYERS = 4, 2
 # Of samples: below 1, so that a small model keeps to what it is sure of.
 _TEMPERATURE = 0.7
 # 4,096 tokens by default. A window may not cross the end of a block, so short blocks would cost
@@ -140,8 +139,10 @@ class TextTask:
     def _read_config(self, path: Path | None, tokenizer: Tokenizer) -> PreTrainedConfig:
         needed = len(self._tokens.vocabulary)
         if path is None:
-            layers = _WORD_LAYERS if tokenizer is Tokenizer.WORD else _LAYERS
-            return default_language_config(needed, context=DEFAULT_CONTEXT, layers=layers)
+            describe = (
+                word_language_config if tokenizer is Tokenizer.WORD else default_language_config
+            )
+            return describe(needed, context=DEFAULT_CONTEXT)
         config = read_model_config(path)
         vocab_size = getattr(config, "vocab_size", None)
         if vocab_size is None or vocab_size < needed:

@@ -15,7 +15,7 @@ Codes = npt.NDArray[np.integer]
 WORD_TOKENS = 2048
 """Size of a vocabulary of words."""
 _BYTE_VALUES = 256
-_MOST_PIECE_BYTES = 16
+_UNKNOWN = " …".encode()
 # A word or a sign with the space before it, the end of a line with the next one's indentation, or
 # any other byte. Names are cut at underscores and capital letters.
 _PIECE = re.compile(rb" ?(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|\n[ \n]*| ?[^\sA-Za-z0-9]+|.", re.DOTALL)
@@ -31,7 +31,7 @@ class Vocabulary(Protocol):
         """Return the tokens of a text in UTF-8: (n,), below ``len(self)``."""
 
     def decode(self, codes: Sequence[int]) -> str:
-        """Return the text of some tokens; U+FFFD stands for what is no character."""
+        """Return the text of some tokens; U+FFFD stands for what is no known character."""
 
 
 class ByteVocabulary:
@@ -74,44 +74,30 @@ class CharVocabulary:
 
 
 class WordVocabulary:
-    """A text's most frequent words and signs, after the 256 bytes, which can say everything.
-
-    A word outside of the vocabulary is cut into pieces of it, the longest first.
+    """A numbering of a text's most frequent words and signs, from 1; 0 stands for all others.
 
     Args:
         text: The text, in UTF-8.
-        size: Number of tokens, at least 256; a short text has fewer words.
+        size: Number of tokens, at least 1; a short text has fewer words.
     """
 
     def __init__(self, text: bytes, *, size: int = WORD_TOKENS) -> None:
         counts = Counter(_PIECE.findall(text))
-        words = [word for word in counts if 1 < len(word) <= _MOST_PIECE_BYTES]
-        words.sort(key=lambda word: (-counts[word], word))
-        self._tokens = [bytes([value]) for value in range(_BYTE_VALUES)]
-        self._tokens += words[: size - _BYTE_VALUES]
-        self._codes = {token: code for code, token in enumerate(self._tokens)}
+        self._words = sorted(counts, key=lambda word: (-counts[word], word))[: size - 1]
+        self._codes = {word: code for code, word in enumerate(self._words, start=1)}
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._words) + 1
 
     def encode(self, text: bytes) -> Codes:
-        """Return (n,) int32 numbers."""
-        pieces = _PIECE.findall(text)
-        cut = {piece: self._cut(piece) for piece in set(pieces)}
-        return np.array([code for piece in pieces for code in cut[piece]], dtype=np.int32)
-
-    def _cut(self, piece: bytes) -> list[int]:
-        codes, at = [], 0
-        while at < len(piece):
-            end = min(len(piece), at + _MOST_PIECE_BYTES)
-            while piece[at:end] not in self._codes:
-                end -= 1
-            codes.append(self._codes[piece[at:end]])
-            at = end
-        return codes
+        """Return (words,) int32 numbers; 0 for a word outside the vocabulary."""
+        known = self._codes
+        return np.array([known.get(word, 0) for word in _PIECE.findall(text)], dtype=np.int32)
 
     def decode(self, codes: Sequence[int]) -> str:
-        return b"".join(self._tokens[code] for code in codes).decode(errors="replace")
+        """Return the text; an ellipsis stands for a word outside the vocabulary."""
+        words = (self._words[code - 1] if code else _UNKNOWN for code in codes)
+        return b"".join(words).decode(errors="replace")
 
 
 def _code_points(text: bytes) -> npt.NDArray[np.uint32]:
