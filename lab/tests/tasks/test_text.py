@@ -323,3 +323,12 @@ def test_a_text_without_line_ends_has_a_sample(tmp_path, config_path):
         data=str(path), tokenizer=Tokenizer.BYTE, model_config=config_path, batch_size=1
     )
     assert len(task.sample(task.build_model(seed=0), seed=0)["data"]) == 12
+
+
+def test_what_is_unknown_is_never_written(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("to be or not to be\n" * 1000)
+    task = TextTask(data=str(path), tokenizer=Tokenizer.WORD, model_config=None, batch_size=1)
+    model = task.build_model(seed=0)
+    # An untrained model draws from 7 tokens and the unknown one alike.
+    assert "…" not in task.sample(model, seed=0)["model"]

@@ -211,8 +211,8 @@ class TextTask:
     def sample(self, model: nn.Module, *, seed: int) -> dict[str, str]:
         """Let a model continue a line from the middle of the validation text.
 
-        Each token is drawn from softmax(logits / 0.7). Prompt and continuation have 128 tokens, or
-        fill a shorter context; a quarter of them is the prompt.
+        Each token is drawn from softmax(logits / 0.7) over known words or characters. Prompt and
+        continuation have 128 tokens, or fill a shorter context; a quarter of them is the prompt.
 
         Args:
             model: The model; it is evaluated where its parameters are, without gradients.
@@ -222,7 +222,9 @@ class TextTask:
         start = self._find_line(len(heldout) // 2)
         window = heldout[start : start + min(self.context, DEFAULT_CONTEXT)].tolist()
         prompt = window[: max(1, len(window) // 4)]
-        written = _write(model, prompt, len(window), seeded_generator(seed))
+        written = _write(
+            model, prompt, len(window), seeded_generator(seed), never=vocabulary.unknown
+        )
         return {
             "prompt": vocabulary.decode(prompt),
             "model": vocabulary.decode(written),
@@ -258,16 +260,23 @@ class TextTask:
 
 
 def _write(
-    model: nn.Module, prompt: Sequence[int], n_tokens: int, generator: torch.Generator
+    model: nn.Module,
+    prompt: Sequence[int],
+    n_tokens: int,
+    generator: torch.Generator,
+    *,
+    never: Sequence[int],
 ) -> list[int]:
-    """Continue a prompt up to ``n_tokens``, and return the new tokens."""
+    """Continue a prompt up to ``n_tokens``, and return the new tokens, none of ``never``."""
     codes, device = list(prompt), next(model.parameters()).device
     was_training = model.training
     model.eval()
     with torch.inference_mode():
         while len(codes) < n_tokens:
             logits = model(input_ids=torch.tensor([codes], device=device)).logits[0, -1]
-            shares = (logits.float().cpu() / _TEMPERATURE).softmax(dim=-1)
+            logits = logits.float().cpu() / _TEMPERATURE
+            logits[list(never)] = -torch.inf
+            shares = logits.softmax(dim=-1)
             codes.append(int(torch.multinomial(shares, 1, generator=generator)))
     model.train(was_training)
     return codes[len(prompt) :]

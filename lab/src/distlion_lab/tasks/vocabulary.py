@@ -22,7 +22,13 @@ _PIECE = re.compile(rb" ?(?:[A-Z]?[a-z]+|[A-Z]+(?![a-z]))|\n[ \n]*| ?[^\sA-Za-z0
 
 
 class Vocabulary(Protocol):
-    """A numbering of tokens."""
+    """A numbering of tokens.
+
+    Attributes:
+        unknown: The tokens that stand for all others.
+    """
+
+    unknown: tuple[int, ...]
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -36,6 +42,8 @@ class Vocabulary(Protocol):
 
 class ByteVocabulary:
     """The 256 bytes."""
+
+    unknown: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return _BYTE_VALUES
@@ -54,6 +62,8 @@ class CharVocabulary:
     Args:
         text: The text, in UTF-8.
     """
+
+    unknown: tuple[int, ...] = (0,)
 
     def __init__(self, text: bytes) -> None:
         self._code_points = np.unique(_code_points(text))
@@ -80,6 +90,8 @@ class WordVocabulary:
         text: The text, in UTF-8.
         size: Number of tokens, at least 1; a short text has fewer words.
     """
+
+    unknown: tuple[int, ...] = (0,)
 
     def __init__(self, text: bytes, *, size: int = WORD_TOKENS) -> None:
         counts = Counter(_PIECE.findall(text))
