@@ -14,9 +14,9 @@ SEEDS ?= 10000
 MINUTES ?= 30
 
 BIN := $(VENV)/bin
-# `make train` without ARGS: votes, then AdamW on the same words, and a race of both over two links.
-TRAINED := --tokenizer word --steps 400 --warmup-steps 40 --batch-size 4 --lr 3e-3 \
-    --beside global-adamw --beside-lr 3e-3 --race 100mbit,1gbit
+# `make train` without ARGS: votes, then AdamW on the same data, and a race of both over two links.
+TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3 \
+    --race 100mbit,1gbit
 # What is installed in place: distlion with extras, and the packages around it.
 TRAIN_PACKAGES := -e . -e lab -e netlab
 TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e lab -e netlab -e flower
