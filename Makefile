@@ -14,10 +14,11 @@ SEEDS ?= 10000
 MINUTES ?= 30
 
 BIN := $(VENV)/bin
-# `make train` without ARGS: votes, then AdamW on the same data, and both in one picture.
-TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3
+# `make train` without ARGS: votes, then AdamW on the same data, and a race of both over two links.
+TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3 \
+    --race 100mbit,1gbit
 # What is installed in place: distlion with extras, and the packages around it.
-TRAIN_PACKAGES := -e . -e lab
+TRAIN_PACKAGES := -e . -e lab -e netlab
 TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e lab -e netlab -e flower
 DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e lab -e netlab -e flower
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
@@ -52,7 +53,7 @@ help:  ## list the targets
 	@echo
 	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  SEEDS=$(SEEDS)  ARGS="more arguments of distlion train, or of pytest"'
 
-train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers that vote, and beside it with AdamW
+train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers that vote, then with AdamW, and let both race over slow links
 	@$(BIN)/distlion train $(or $(ARGS),$(TRAINED))
 
 finetune: $(VENV)/.ready-test  ## download a pretrained network and mails (100 MB), and fine-tune with votes, then with DDP and AdamW

@@ -29,6 +29,7 @@ from planted_newcomer import NEWCOMER
 from planted_orthogonal import ORTHOGONAL
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
+from planted_race import RACES
 from planted_reliability import RELIABILITY
 from planted_sharded_local import SHARDED_LOCAL
 from planted_sharing import TOGETHER
@@ -62,6 +63,7 @@ EVERYWHERE = (
     *SHARED,
     *CORE,
     *AROUND_LOCAL_STEPS,
+    *RACES,
     *NAMES,
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
