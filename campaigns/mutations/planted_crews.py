@@ -10,6 +10,8 @@ MISFITS = ("crew/test_misfits.py",)
 ADMISSION = ("crew/test_admission.py",)
 LEFT = ("crew/test_left.py",)
 FOUND = ("simulation/test_found_in_crews.py",)
+SILENT = ("crew/test_silent.py",)
+HEARTBEATS = ("wire/test_heartbeats.py",)
 
 CREW_MUTATIONS = (
     Mutation(
@@ -128,8 +130,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: the end is waited for with those who are gone",
         "crew/crew.py",
-        "elif now_s - heard[each][1] > limit_s:",
-        "elif False:",
+        "for rank in heartbeats.find_silent(left):",
+        "for rank in ():",
         FOUND,
     ),
     Mutation(
@@ -363,5 +365,68 @@ CREW_MUTATIONS = (
         "        if self._ranks.roster.epoch:\n",
         "        if False:\n",
         FOUND,
+    ),
+    Mutation(
+        "crew: a process whose main thread is dead sends heartbeats",
+        "crew/lifeline.py",
+        "if place is not None and self.is_led:",
+        "if place is not None:",
+        SILENT,
+    ),
+    Mutation(
+        "crew: a heartbeat of an earlier epoch counts",
+        "crew/store.py",
+        "self._beating.at(name_epoch(epoch)).plain",
+        "self._beating.plain",
+        SILENT,
+    ),
+    Mutation(
+        "crew: heartbeats of all epochs count",
+        "crew/epoch.py",
+        "return Heartbeats(epoch.store.plain,",
+        "return Heartbeats(epoch.store.plain.underlying_store,",
+        SILENT,
+    ),
+    Mutation(
+        "crew: a worker sends heartbeats for an epoch that it has left",
+        "crew/lifeline.py",
+        "        self._place = None\n\n    @property",
+        "        pass\n\n    @property",
+        SILENT,
+    ),
+    Mutation(
+        "crew: one that computes for long is given up, whatever its heartbeats",
+        "wire/heartbeats.py",
+        "silent_s + passed_s if word == last else 0.0",
+        "silent_s + passed_s",
+        HEARTBEATS,
+    ),
+    Mutation(
+        "crew: one that was stopped itself takes the others for silent",
+        "wire/heartbeats.py",
+        "min(now_s - self._looked_s, _LONGEST_LOOK_S)",
+        "now_s - self._looked_s",
+        HEARTBEATS,
+    ),
+    Mutation(
+        "crew: all members listen to the first ones",
+        "wire/heartbeats.py",
+        "(rank + place) % world_size",
+        "place",
+        HEARTBEATS,
+    ),
+    Mutation(
+        "crew: heartbeats are not listened to in a step",
+        "wire/watch.py",
+        "            is_alarmed = self._hears_silence()\n",
+        "            pass\n",
+        SILENT,
+    ),
+    Mutation(
+        "crew: one that was given up for its silence commits the step that it was stopped in",
+        "wire/watch.py",
+        "patience_s = min(limit_s, self._heartbeats.silence_s)",
+        "patience_s = limit_s",
+        SILENT,
     ),
 )

@@ -54,7 +54,7 @@ LOCAL_CREWS = (
     Mutation(
         "survivors of a crew do not wait for those who still take local steps",
         "crew/optimizer.py",
-        "return QUICK_S if self._local is None else self.silence_s",
+        "return QUICK_S if self._local is None else self._settings.timeouts.step_s",
         "return QUICK_S if self._local is None else 0.0",
         CREW,
     ),

@@ -1,4 +1,4 @@
-"""The lookout: finds workers that want to join, and shows that this worker is alive."""
+"""The lookout: finds workers that want to join, and shows that somebody trains."""
 
 from __future__ import annotations
 
@@ -83,6 +83,8 @@ class Lookout:
 
     def _look_again(self) -> None:
         while not self.ended.wait(LOOK_S):
+            if not self._rendezvous.is_led:  # it would keep away workers that ask
+                continue
             epoch = self._epoch
             self._n_looks += 1
             with suppress(DistError):  # a store that is gone is noticed where it is needed
@@ -108,8 +110,6 @@ class Lookout:
             if self._epoch is epoch:
                 self._is_left_behind |= is_left_behind
                 self._is_asked |= is_asked
-        with suppress(DistError):
-            epoch.store.set(f"alive/{self._id}", str(self._n_looks))
         let_go_of_failed(since_s=self._longest_operation_s, settled_since_s=self._users_operation_s)
 
     def _look_for_asks(self, epoch: Epoch) -> bool:
