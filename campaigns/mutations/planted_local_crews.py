@@ -100,4 +100,11 @@ LOCAL_CREWS = (
         "        self._membership = membership\n        self._open_votes = partial(",
         ("crew/test_local_steps_saved.py",),
     ),
+    Mutation(
+        "a worker that asks just before a vote of a crew waits for the next one",
+        "crew/optimizer.py",
+        "            self._membership.look_closely()\n",
+        "            pass\n",
+        CREW,
+    ),
 )

@@ -170,6 +170,10 @@ class Membership:
         """
         return self._lookout.wants_change
 
+    def look_closely(self) -> None:
+        """Look for a worker that asks just now, before a vote that is the last one for long."""
+        self._lookout.look_closely()
+
     def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
 

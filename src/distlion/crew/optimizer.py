@@ -240,6 +240,8 @@ class CrewLion(DistributedLion):
     def _gather_inputs(self) -> StepInputs:
         """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
         inputs = super()._gather_inputs()
+        if self._local is not None:
+            self._membership.look_closely()
         if not self._membership.wants_change:
             return inputs
         header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
