@@ -118,10 +118,11 @@ lint: $(VENV)/.ready-test  ## run the static checks only
 	$(static_parts)
 	sum_up
 
-docs: $(VENV)/.ready-docs  ## build the site into build/site, warnings being errors, and check its links
+docs: $(VENV)/.ready-docs  ## build the site into build/site, warnings being errors, check its links, and make the report, build/report.pdf
 	@rm -rf build/site
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs -b html -d build/doctrees . build/site
 	$(BIN)/python docs/site_links.py build/site
+	$(BIN)/python docs/report.py build/report.pdf
 
 sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and UBSan, and test the kernels with it
 	@preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"
