@@ -29,7 +29,7 @@ from distlion import faults
 from distlion.crew import CrewLion
 from distlion.crew.epoch import Epoch, Member, listen
 from distlion.crew.lifeline import Pulse
-from distlion.crew.store import Rendezvous
+from distlion.crew.store import Rendezvous, name_epoch
 from distlion.wire import Exchange
 from distlion.wire.heartbeats import BEAT_S
 
@@ -155,7 +155,7 @@ def make_rendezvous(port: int) -> Rendezvous:
 
 def make_epoch(rendezvous: Rendezvous, number: int) -> Epoch:
     members = tuple(Member(each, 3, 40, 17, "host", 100 + each) for each in range(2))
-    return Epoch(number, members, 0, rendezvous.store.at(f"epoch {number}"))
+    return Epoch(number, members, 0, rendezvous.store.at(name_epoch(number)))
 
 
 def test_heartbeats_count_in_their_epoch_only() -> None:
