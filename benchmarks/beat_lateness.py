@@ -138,7 +138,7 @@ def main() -> None:
         return
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     print(
-        "| load | busy beside it | longest call | beats | median gap | longest gap | load average |"
+        "| load | busy beside it | longest call | CPU | median gap | longest gap | load average |"
     )
     print("|---|---|---|---|---|---|---|")
     for n_busy in (0, args.busy):

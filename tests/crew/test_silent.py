@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,6 +98,41 @@ def test_member_that_is_stopped_is_given_up_and_let_in_again(
         assert f"left: worker {stopped['id']} (silent); came: nobody" in left[0]
         assert len(result["epochs"][STRUCK_AT + 3][1]) == 2
         assert len(result["epochs"][GOAL][1]) == 3
+
+
+def come_and_be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
+    """A newcomer is stopped while it takes parameters; the others wait for it in a broadcast."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == 2:
+        store.get("begun")
+    crew = make_crew(port, min_workers=2, max_workers=size, silence_s=SILENCE_S)
+    if rank == 2:
+        action = partial(stop_self, store)
+        faults.arm(rank=crew.id, step=STRUCK_AT, point="broadcast", action=lambda _: action())
+
+    def each(optimizer: CrewLion) -> None:
+        if rank == 2:
+            return
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("begun", "")
+            await_true(lambda: store.check(["stopped"]) or crew.wants_change)
+        if optimizer.committed_step == GOAL - 1:
+            if rank == 1 and crew.size < size:
+                wake(store)
+            await_true(lambda: crew.size == size or crew.wants_change)
+
+    options = {**OPTIONS["majority"], "timeouts": TIMEOUTS}
+    return train(crew, options, seed=rank, size=2, each=each)
+
+
+def test_newcomer_that_is_stopped_is_given_up_and_let_in_again() -> None:
+    store = host_store()
+    *members, newcomer = start(come_and_be_stopped, 3, store.port)
+    check_equal([*members, newcomer])
+    for result in members:
+        assert len(result["epochs"][STRUCK_AT + 5][1]) == 2
+        assert len(result["epochs"][GOAL][1]) == 3
+    assert min(newcomer["epochs"]) == GOAL
 
 
 def compute_for_long(rank: int, size: int, port: int) -> dict[str, Any]:
