@@ -15,7 +15,7 @@ Always, whatever happened:
 7. who ends with an error ends with a ``CrewError``;
 8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain;
 9. no epoch begins anew, of newcomers alone, while others that have trained reach the store;
-10. nobody who runs is given up, however long it computes.
+10. nobody who runs is given up, however long it computes, within ``Timeouts.busy_s``.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was
@@ -268,6 +268,9 @@ def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iter
 def _find_given_up(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
     plan = outcome.plan
     if plan.comings or plan.is_slow or any(fault.kind != "late" for fault, _ in outcome.fired):
+        return
+    late_s = sum(fault.seconds for fault, _ in outcome.fired) + plan.compute_s
+    if late_s > plan.options["timeouts"].busy_s - 1:
         return
     for diary in diaries:
         sizes = [len(entry.members) for entry in diary.entries]
