@@ -128,8 +128,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: the end is waited for with those who are gone",
         "crew/crew.py",
-        "elif now_s - heard[each][1] > limit_s:",
-        "elif False:",
+        "for rank in heartbeats.find_silent(left):",
+        "for rank in ():",
         FOUND,
     ),
     Mutation(

@@ -14,6 +14,7 @@ from planted_device import DEVICE
 from planted_doubling import DOUBLED
 from planted_feedback import FEEDBACK
 from planted_files import FILES
+from planted_heartbeats import HEARTBEATS
 from planted_inner import SEVERAL_INNER
 from planted_inputs import INPUTS
 from planted_kernels import KERNELS
@@ -76,4 +77,5 @@ EVERYWHERE = (
     *LATENCY,
     *CONGESTION,
     *ORTHOGONAL,
+    *HEARTBEATS,
 )

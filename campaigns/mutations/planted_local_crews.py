@@ -54,7 +54,7 @@ LOCAL_CREWS = (
     Mutation(
         "survivors of a crew do not wait for those who still take local steps",
         "crew/optimizer.py",
-        "return QUICK_S if self._local is None else self.silence_s",
+        "return QUICK_S if self._local is None else self._settings.timeouts.step_s",
         "return QUICK_S if self._local is None else 0.0",
         CREW,
     ),
@@ -99,5 +99,12 @@ LOCAL_CREWS = (
         "        self._open_votes = partial(",
         "        self._membership = membership\n        self._open_votes = partial(",
         ("crew/test_local_steps_saved.py",),
+    ),
+    Mutation(
+        "a worker that asks just before a vote of a crew waits for the next one",
+        "crew/optimizer.py",
+        "            self._membership.look_closely()\n",
+        "            pass\n",
+        CREW,
     ),
 )

@@ -193,6 +193,7 @@ class CrewStore:
     def __init__(self, network: CrewNetwork, machine: CrewMachine, timeout_s: float) -> None:
         self._network, self._machine, self._timeout_s = network, machine, timeout_s
         self._lock, self._is_broken = Lock(), False
+        self.counts = True  # whether moments of faults are counted by its requests
         self._under_way: deque[Callable[[], None]] = deque()
         kernel = network.kernel
         deadline_s = kernel.now_s + timeout_s
@@ -254,7 +255,8 @@ class CrewStore:
     ) -> Any:
         """Send a request; wait for its answer, unless it has none."""
         network, machine, kernel = self._network, self._machine, self._network.kernel
-        network.on_request(machine)
+        if self.counts:
+            network.on_request(machine)
         kernel.check_alive()
         if machine.stopped_until_s > kernel.now_s:
             kernel.sleep(0)

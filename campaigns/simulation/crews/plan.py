@@ -11,9 +11,11 @@ from distlion.votes.registry import RULES
 from simulation.network import Delays
 from simulation.plan import _draw_delays, _draw_options
 
-Kind = Literal["die", "stop", "cut", "split", "unheard", "late", "leave", "stale", "store"]
+Kind = Literal[
+    "die", "stop", "cut", "split", "unheard", "late", "leave", "abandon", "stale", "store"
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = (
-    "die", "stop", "cut", "split", "unheard", "late", "leave", "stale", "store",
+    "die", "stop", "cut", "split", "unheard", "late", "leave", "abandon", "stale", "store",
 )  # fmt: skip
 Phase = Literal["forming", "training", "committed", "ending"]
 WAIT_S = 100.0
@@ -28,7 +30,8 @@ class CrewFault:
     Attributes:
         kind: "die"; "stop", for ``seconds``; "cut" from ``peer``; "split": it and its ``side`` are
             cut off from all others, with or without the store; "unheard": cut off from the store;
-            "late": it computes for ``seconds``; "leave": its script fails; "stale": in place of a
+            "late": it computes for ``seconds``; "leave": its script fails; "abandon": so that its
+            main thread ends without a word, while others keep the process; "stale": in place of a
             message it sends one of an earlier epoch; "store": the store dies, or is stopped.
         victim: Its number.
         phase: What the victim is at: it forms an epoch, trains in one, has just committed, or has
@@ -191,7 +194,7 @@ def _draw_fault(
     *,
     before: CrewFault | None,
 ) -> CrewFault:
-    kind: Kind = chance.choices(KINDS, (34, 16, 10, 8, 9, 6, 4, 4, 6))[0]
+    kind: Kind = chance.choices(KINDS, (34, 16, 10, 8, 9, 6, 2, 2, 4, 6))[0]
     victim = chance.randrange(size if chance.random() < 0.8 else n_workers)
     others = [number for number in range(n_workers) if number != victim]
     phase: Phase = chance.choices(("forming", "training", "committed"), (45, 40, 15))[0]

@@ -135,13 +135,15 @@ class CrewPlay:
             try:
                 kernel.sleep(after_s)
                 worker.live()
-                self._left.discard(number)
-                kernel.sleep(kernel.random.choice(LINGERS_S))
-                for function in list(machine.at_exit):
-                    function()
-                self._network.end(machine, is_crash=False)
             finally:
                 self._left.discard(number)
+            kernel.spawn(machine, "others", linger)
+
+        def linger() -> None:
+            kernel.sleep(kernel.random.choice(LINGERS_S))
+            for function in list(machine.at_exit):
+                function()
+            self._network.end(machine, is_crash=False)
 
         kernel.spawn(machine, "main", live)
 

@@ -14,7 +14,8 @@ Always, whatever happened:
    has committed: nothing goes on as two runs;
 7. who ends with an error ends with a ``CrewError``;
 8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain;
-9. no epoch begins anew, of newcomers alone, while others that have trained reach the store.
+9. no epoch begins anew, of newcomers alone, while others that have trained reach the store;
+10. nobody who runs is given up, however long it computes, within ``Timeouts.busy_s``.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was
@@ -54,6 +55,7 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *_find_no_progress(outcome, diaries),
         *_find_vain_epochs(outcome, diaries),
         *_find_new_beginnings(outcome, diaries),
+        *_find_given_up(outcome, diaries),
     ]
 
 
@@ -250,7 +252,8 @@ def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
 
 
 def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
-    if {fault.kind for fault, _ in outcome.fired} - {"die", "leave", "late", "stale", "cut"}:
+    kinds = {fault.kind for fault, _ in outcome.fired}
+    if kinds - {"die", "leave", "abandon", "late", "stale", "cut"}:
         return  # others may have been silent for good
     for number, entered in _list_entries(diaries).items():
         entry = entered[0][1]
@@ -260,3 +263,17 @@ def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iter
             lives_on = diary.ending in ("finished", "raised") and diary.ended_s > entry.at_s + 3
             if has_trained and lives_on:
                 yield f"epoch {number} begins anew while worker {diary.number} lives"
+
+
+def _find_given_up(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    plan = outcome.plan
+    if plan.comings or plan.is_slow or any(fault.kind != "late" for fault, _ in outcome.fired):
+        return
+    late_s = sum(fault.seconds for fault, _ in outcome.fired) + plan.compute_s
+    if late_s > plan.options["timeouts"].busy_s - 1:
+        return
+    for diary in diaries:
+        sizes = [len(entry.members) for entry in diary.entries]
+        # Before all have come, members change without a fault.
+        if len(diaries) in sizes[:-1]:
+            yield f"worker {diary.number}, where at most one was late: epochs of {sizes} members"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ Key = tuple[int, int]
 
 class ScriptError(Exception):
     """What a script of a user may raise."""
+
+
+class AbandonedError(ScriptError):
+    """The same in a script that does not leave its crew by that."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +191,13 @@ class CrewWorker:
 
         membership.find_next = note_and_find  # type: ignore[method-assign]
         membership.enter = enter_and_note  # type: ignore[method-assign]
-        with crew:
-            self._train_in(crew)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(crew)
+            try:
+                self._train_in(crew)
+            except AbandonedError:
+                stack.pop_all()
+                raise
 
     def _train_in(self, crew: distlion.Crew) -> None:
         plan, diary, machine = self._plan, self._diary, self._machine
@@ -206,6 +216,8 @@ class CrewWorker:
             fault = self._injector.find_own(machine, self._n_commits)
             if fault is not None and fault.kind == "leave":
                 raise ScriptError
+            if fault is not None and fault.kind == "abandon":
+                raise AbandonedError
             if fault is not None:
                 self._kernel.sleep(fault.seconds)
             optimizer.zero_grad()

@@ -15,7 +15,7 @@ from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.carried import Carried
-from distlion.crew.epoch import Epoch, TooFewError, disconnect
+from distlion.crew.epoch import Epoch, TooFewError, disconnect, listen
 from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
@@ -25,6 +25,7 @@ from distlion.local.local_steps import Inner
 from distlion.step.arguments import check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
+from distlion.wire.heartbeats import BEAT_S
 
 logger = logging.getLogger("distlion")
 
@@ -32,33 +33,29 @@ logger = logging.getLogger("distlion")
 def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
     """Wait; return False if a member was lost, failed in its last step, or fell silent.
 
-    Nobody waits for a member in a step any more, so each must show that it is alive; while it
-    computes, its lookout does.
+    Nobody waits for a member in a step any more, so each must show that it is alive.
 
     Args:
         epoch: The present epoch.
         optimizer: This worker's optimizer.
     """
-    limit_s = optimizer.silence_s
-    heard: dict[str, tuple[str, float]] = {}
-    epoch.store.set(f"finished/{epoch.members[epoch.place].id}", "")
-    left = [str(member.id) for member in epoch.members]
-    while left := [each for each in left if not epoch.store.check([f"finished/{each}"])]:
+    heartbeats = listen(epoch, silence_s=optimizer.silence_s)
+    ids, store = [member.id for member in epoch.members], epoch.store
+    store.set(f"finished/{ids[epoch.place]}", "")
+    left = list(range(len(ids)))
+    while left := [rank for rank in left if not store.check([f"finished/{ids[rank]}"])]:
         if optimizer.has_lost_somebody:
             return False
-        now_s = time.monotonic()
-        for each in left:
-            word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else ""
-            if each not in heard or heard[each][0] != word:
-                heard[each] = word, now_s
-            elif now_s - heard[each][1] > limit_s:
-                logger.warning("worker %s is silent; the others end without it", each)
-                return False
+        for rank in heartbeats.find_silent(left):
+            logger.warning("worker %d is silent; the others end without it", ids[rank])
+            return False
         time.sleep(0.05)
     return True
 
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
+SILENCE_S, LEAST_SILENCE_S = 2.0, 1.0
+"""Seconds without a heartbeat, unless the caller says otherwise, and at least."""
 
 
 class Crew:
@@ -81,6 +78,8 @@ class Crew:
             parameters, or the "mean" of all others.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
         store_timeout_s: Seconds that the store may be silent before all workers stop.
+        silence_s: Seconds without a heartbeat after which the others give a member up that they
+            wait for; one that computes for long keeps its place. 1 or more.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -111,6 +110,7 @@ class Crew:
         newcomers: Newcomers = "zeros",
         wait_timeout_s: float = 600,
         store_timeout_s: float = STORE_TIMEOUT_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         parse_endpoint(endpoint)
         if not 2 <= min_workers <= max_workers <= MOST_WORKERS:
@@ -120,6 +120,12 @@ class Crew:
             )
         check_newcomers(newcomers)
         check_positive("store_timeout_s", store_timeout_s)
+        check_positive("silence_s", silence_s)
+        if silence_s < LEAST_SILENCE_S:
+            raise InvalidArgumentError(
+                f"silence_s={silence_s:g}: expected {LEAST_SILENCE_S:g} or more; heartbeats come "
+                f"every {BEAT_S:g} s, and later from a busy machine"
+            )
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
@@ -144,6 +150,7 @@ class Crew:
                 min_workers=min_workers,
                 newcomers=newcomers,
                 wait_timeout_s=wait_timeout_s,
+                silence_s=silence_s,
             )
         except DistError as error:
             raise CrewError(f"the store at {endpoint} is gone ({error})") from error

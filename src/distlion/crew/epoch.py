@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from distlion.crew.store import SignedStore
 from distlion.votes.roster import Roster
 from distlion.wire.groups import drop_store, keep, keep_store
+from distlion.wire.heartbeats import Heartbeats
 from distlion.wire.watch import watch_peers
 
 STRANGER = (
@@ -193,12 +194,23 @@ def call_roll(epoch: Epoch) -> None:
         raise MissingError([ids.index(each) for each in found])
 
 
-def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
+def listen(epoch: Epoch, *, silence_s: float) -> Heartbeats:
+    """Return the heartbeats of an epoch's members, as this one hears them.
+
+    Args:
+        epoch: The epoch.
+        silence_s: Seconds without a heartbeat after which a member is silent.
+    """
+    return Heartbeats(epoch.store.plain, epoch.place, len(epoch.members), silence_s)
+
+
+def connect(epoch: Epoch, *, timeout_s: float, silence_s: float) -> dist.ProcessGroup:
     """Make the default process group of an epoch.
 
     Args:
         epoch: The epoch; all its members must call this.
         timeout_s: Limit of an operation on the group.
+        silence_s: Seconds without a heartbeat after which a member is given up.
 
     Raises:
         FormingError: A member did not come to make it.
@@ -220,7 +232,7 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
     assert group is not None
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
     keep_store(group, store)
-    watch_peers(group, store_is_apart=True)
+    watch_peers(group, store_is_apart=True, heartbeats=listen(epoch, silence_s=silence_s))
     return group
 
 

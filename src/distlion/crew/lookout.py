@@ -1,4 +1,4 @@
-"""The lookout: finds workers that want to join, and shows that this worker is alive."""
+"""The lookout: finds workers that want to join, and shows that somebody trains."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ LOOK_S = 0.25
 """Seconds between two looks into the store."""
 _GONE_S = 10.0
 """Seconds of silence after which a worker that asks counts as gone."""
+_LATE_S, _LATE_POLL_S = 0.2, 0.02
+"""Seconds for a worker that asks just before a vote to show that it is there, and between looks."""
 
 
 class Lookout:
@@ -37,7 +39,7 @@ class Lookout:
         self._epoch: Epoch | None = None
         self._longest_operation_s, self._users_operation_s = 0.0, 0.0
         self._n_looks = 0
-        self._changing = threading.Lock()
+        self._changing, self._looking = threading.Lock(), threading.Lock()
         self._trouble: CrewError | None = None
         self._is_asked = self._is_left_behind = False
         self._heard: dict[int, tuple[str, float]] = {}
@@ -81,8 +83,23 @@ class Lookout:
             self._epoch, self._is_left_behind = None, False
         return was_left_behind
 
+    def look_closely(self) -> None:
+        """Look for a worker that asks just now, before a vote that is the last one for long."""
+        epoch, until_s = self._epoch, time.monotonic() + _LATE_S
+        if epoch is None or self._rendezvous.count_places(len(epoch.members)) <= 0:
+            return
+        self._n_looks += 1
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            while not self.wants_change and list_asks(self._rendezvous.store):
+                self._look(epoch)
+                if time.monotonic() > until_s:
+                    return
+                time.sleep(_LATE_POLL_S)
+
     def _look_again(self) -> None:
         while not self.ended.wait(LOOK_S):
+            if not self._rendezvous.is_led:  # it would keep away workers that ask
+                continue
             epoch = self._epoch
             self._n_looks += 1
             with suppress(DistError):  # a store that is gone is noticed where it is needed
@@ -94,7 +111,8 @@ class Lookout:
     def _look(self, epoch: Epoch) -> None:
         try:
             is_left_behind = self._rendezvous.find_last_begun() > epoch.number
-            is_asked = self._look_for_asks(epoch)
+            with self._looking:
+                is_asked = self._look_for_asks(epoch)
         except CrewError as error:  # a stranger writes to the store
             self._trouble = error
             return
@@ -108,8 +126,6 @@ class Lookout:
             if self._epoch is epoch:
                 self._is_left_behind |= is_left_behind
                 self._is_asked |= is_asked
-        with suppress(DistError):
-            epoch.store.set(f"alive/{self._id}", str(self._n_looks))
         let_go_of_failed(since_s=self._longest_operation_s, settled_since_s=self._users_operation_s)
 
     def _look_for_asks(self, epoch: Epoch) -> bool:

@@ -27,7 +27,7 @@ from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
 from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, take_id
 from distlion.crew.lookout import Lookout
-from distlion.crew.store import Rendezvous
+from distlion.crew.store import Rendezvous, name_epoch
 from distlion.errors import CrewError
 from distlion.step.newcomers import Newcomers
 from distlion.step.settings import Settings
@@ -109,9 +109,10 @@ class Membership:
         min_workers: Fewest workers that train.
         newcomers: A newcomer's first momentum.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
+        silence_s: Seconds without a heartbeat after which a member is given up.
 
     Attributes:
-        rendezvous, min_workers, newcomers: The arguments.
+        rendezvous, min_workers, newcomers, silence_s: The arguments.
         id: The number of this worker, unique in the run.
         carried: The objects that newcomers take the state of.
         changes: The changes of members so far.
@@ -129,8 +130,10 @@ class Membership:
         min_workers: int,
         newcomers: Newcomers,
         wait_timeout_s: float,
+        silence_s: float,
     ) -> None:
         self.rendezvous, self.min_workers = rendezvous, min_workers
+        self.silence_s = silence_s
         self.newcomers: Newcomers = newcomers
         self.id = take_id(rendezvous.store)
         self.carried, self.changes = CarriedState(), Changes()
@@ -166,6 +169,10 @@ class Membership:
             CrewError: The store is gone.
         """
         return self._lookout.wants_change
+
+    def look_closely(self) -> None:
+        """Look for a worker that asks just now, before a vote that is the last one for long."""
+        self._lookout.look_closely()
 
     def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
@@ -387,5 +394,5 @@ def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Memb
         return None
     number, guests = decision["epoch"], decision["guests"]
     ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
-    store = rendezvous.store.at(f"epoch {number}")
+    store = rendezvous.store.at(name_epoch(number))
     return Epoch(number, tuple(members), ids.index(own.id), store, ranks)

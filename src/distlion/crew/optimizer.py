@@ -166,7 +166,7 @@ class CrewLion(DistributedLion):
     def patience_s(self) -> float:
         """Seconds that other members may take to notice that the epoch has ended."""
         # During local steps, a worker that misses a vote counts as silent.
-        return QUICK_S if self._local is None else self.silence_s
+        return QUICK_S if self._local is None else self._settings.timeouts.step_s
 
     @property
     def has_lost_somebody(self) -> bool:
@@ -176,8 +176,8 @@ class CrewLion(DistributedLion):
 
     @property
     def silence_s(self) -> float:
-        """Seconds that a member may be silent."""
-        return self._settings.timeouts.step_s
+        """Seconds without a heartbeat after which a member is given up."""
+        return self._membership.silence_s
 
     @property
     def traffic(self) -> CrewTraffic:
@@ -240,6 +240,8 @@ class CrewLion(DistributedLion):
     def _gather_inputs(self) -> StepInputs:
         """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
         inputs = super()._gather_inputs()
+        if self._local is not None:
+            self._membership.look_closely()
         if not self._membership.wants_change:
             return inputs
         header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
@@ -369,13 +371,16 @@ class CrewLion(DistributedLion):
         """Drop the connections of the present epoch."""
         before = self._session
         self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
+        self._membership.rendezvous.end_beating()
         disconnect(has_failed=before.lifecycle.is_dead)
 
     @torch.no_grad()
     def _enter(self, epoch: Epoch) -> None:
         """Become a member of an epoch: take its hyperparameters, then its parameters."""
+        self._membership.rendezvous.begin_beating(epoch.number, epoch.place)
         call_roll(epoch)
-        workers = connect(epoch, timeout_s=self._settings.timeouts.start_s)
+        limit_s = self._settings.timeouts.start_s
+        workers = connect(epoch, timeout_s=limit_s, silence_s=self.silence_s)
         limit_s = epoch.connect_timeout_s
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)

@@ -189,6 +189,11 @@ def name_run(run_id: str) -> str:
     return f"distlion/{run_id}"
 
 
+def name_epoch(number: int) -> str:
+    """Return the prefix of all keys of an epoch, within those of its run."""
+    return f"epoch {number}"
+
+
 class Rendezvous:
     """A worker's end of the rendezvous of a crew.
 
@@ -227,6 +232,7 @@ class Rendezvous:
         self._lifeline = Lifeline(self._connect, store_timeout_s)
         key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
         self.store = SignedStore(self._lifeline.connect(), key, prefix=name_run(run_id))
+        self._beating = SignedStore(self._lifeline.asked, key, prefix=name_run(run_id))
         if (took_s := time.monotonic() - began_s) > store_timeout_s:
             logger.warning(
                 "it took %.0f s to connect to the store at %s: torch looks up the name of each "
@@ -301,6 +307,24 @@ class Rendezvous:
         """Note that the members of an epoch have begun it."""
         while (found := self.find_last_begun()) < number:
             self.store.compare_set(_BEGUN, str(found) if found else "", str(number))
+
+    def begin_beating(self, epoch: int, place: int) -> None:
+        """Show the other members of an epoch from now on that this one runs.
+
+        Args:
+            epoch: The number of the epoch.
+            place: This worker's place among its members.
+        """
+        self._lifeline.pulse.begin(self._beating.at(name_epoch(epoch)).plain, place)
+
+    def end_beating(self) -> None:
+        """Show no member that this worker runs, as it has left its epoch."""
+        self._lifeline.pulse.rest()
+
+    @property
+    def is_led(self) -> bool:
+        """True as long as some thread of this process may train."""
+        return self._lifeline.pulse.is_led
 
     def say_alive(self, word: str) -> None:
         """Show that a worker that has trained is alive."""
