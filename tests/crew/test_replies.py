@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import distlion
-from distlion.crew.replies import BucketReply, Piece, Replica, ReplayError, StepReply, cut_pieces
+from distlion.crew.replies import BucketReply, Piece, ReplayError, Replica, StepReply, cut_pieces
 from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Coefficients, Segment
 from distlion.kernels.dispatch import choose_kernels

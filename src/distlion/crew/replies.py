@@ -109,7 +109,7 @@ class StepReply:
         """
         try:
             sizes = [size for _, _, size in described["buckets"]]
-            payloads = payload.split(sizes)
+            payloads = torch.split(payload, sizes)
             return cls(
                 described["step"],
                 Roster(*described["roster"]),
