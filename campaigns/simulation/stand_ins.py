@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 import simulation.distributed as distributed_module
 from distlion.crew import Crew
 from distlion.crew.lifeline import Lifeline
+from distlion.crew.side_link import Listener, dial
 from distlion.wire import gloo
 from distlion.wire.groups import keep
 from simulation.kernel import Kernel, Killed, Task, running
@@ -261,6 +262,8 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(dt.datetime): "datetime",
         id(random): "random",
         id(Lifeline): "Lifeline",
+        id(Listener): "Listener",
+        id(dial): "dial",
         id(socket): "socket",
     }
     return [
@@ -300,6 +303,8 @@ def installed(distributed: Any) -> Iterator[None]:
         "datetime": DATETIME,
         "random": RANDOM,
         "Lifeline": _Lifeline,
+        "Listener": getattr(distributed, "listen", None),
+        "dial": getattr(distributed, "dial", None),
         "socket": SimpleNamespace(
             gethostname=lambda: running().current.process.name,
             create_connection=getattr(distributed, "create_connection", None),

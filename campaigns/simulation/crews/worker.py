@@ -71,6 +71,7 @@ class CrewDiary:
         tried: Each time, the epoch that it got, or 0, and whether somebody there had trained.
         commits: What it committed: the bits of its parameters after that, and when.
         carried: Between two steps: steps its scheduler counts, the cursor of its sampler, its lr.
+        followed: For each of ``before``, whether it had caught up with a donor.
         wrong: What it found wrong by itself.
     """
 
@@ -85,6 +86,7 @@ class CrewDiary:
     tried: list[tuple[int, bool]] = field(default_factory=list)
     commits: list[tuple[Key, int, float]] = field(default_factory=list)
     carried: dict[Key, tuple[int, int, float]] = field(default_factory=dict)
+    followed: list[bool] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -156,7 +158,8 @@ class CrewWorker:
 
     def _train(self) -> None:
         plan = self._plan
-        more = {} if plan.max_workers is None else {"max_workers": plan.max_workers}
+        named = {"max_workers": plan.max_workers, "replay_steps": plan.replay_steps}
+        more = {key: value for key, value in named.items() if value is not None}
         crew = distlion.Crew(
             "store:29400",
             min_workers=plan.min_workers,
@@ -245,6 +248,7 @@ class CrewWorker:
     def _note_forming(self, own: Member) -> None:
         place = (own.epoch, own.step, self._digest(), _check(self._buffer))
         self._diary.before.append(place)
+        self._diary.followed.append(own.donor is not None)
         self._machine.begin("forming", self._n_formed)
 
     def _note_entry(self, epoch: Epoch) -> None:

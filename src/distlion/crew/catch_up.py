@@ -35,6 +35,8 @@ ARRIVE_S = 1.4
 """Seconds for the last replies; the members wait for all members of an epoch a little longer."""
 _POLL_S = 0.005
 _CLOSE_S = 5.0
+_ROOM_BYTES = 64 << 20
+"""More bytes of a message than elements account for: shards and buckets are padded."""
 
 
 class LostDonorError(FormingError):
@@ -65,7 +67,8 @@ class CatchUp:
         self._head = 0
         self._until: int | None = None
         self._ended, self._stopped = threading.Event(), threading.Event()
-        self._most_bytes = 64 + sum(piece.stop - piece.start for piece in replica.pieces) * 8
+        n_elements = sum(piece.stop - piece.start for piece in replica.pieces)
+        self._most_bytes = _ROOM_BYTES + 8 * n_elements
         run_in_background(self._run, self._ended, "distlion catches up")
 
     @property

@@ -381,12 +381,10 @@ def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]
         records: The record of each worker that is there.
     """
     settings = before.members[before.place].settings
-    progress = {each["id"]: Member(**each).progress for each in records}
-    best = [each for each in progress if progress[each] == max(progress.values())]
     ready = [
         each
         for each in list_ready(rendezvous.store, settings)
-        if each.member.donor is None or each.member.donor in best
+        if each.member.donor is None or each.member.donor in _find_most_advanced(records)
     ]
     asks = ready[: rendezvous.count_places(len(records))]
     members = [*records, *(each.member.describe() for each in asks)]
@@ -395,6 +393,13 @@ def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]
     proposal = json.dumps(decision)
     if before.store.compare_set(_DECISION, "", proposal) == proposal:
         answer(rendezvous.store, asks, decision)
+
+
+def _find_most_advanced(records: list[dict[str, Any]]) -> list[int]:
+    """Find the ids of the members with the most progress."""
+    members = [Member(**each) for each in records]
+    best = max(member.progress for member in members)
+    return [member.id for member in members if member.progress == best]
 
 
 def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:

@@ -160,8 +160,9 @@ class Piece:
         return Segment(place, values, None, values, coefficients)
 
 
-def cut_pieces(params: Sequence[Tensor], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def cut_pieces(params: Sequence[Tensor], piece_bytes: int | None = None) -> list[Piece]:
     """Cut parameters into pieces of whole words; one that is not contiguous stays whole."""
+    piece_bytes = piece_bytes or PIECE_BYTES
     pieces = []
     for index, param in enumerate(params):
         n = param.numel()
@@ -177,7 +178,7 @@ class Replica:
     Args:
         params: All parameters of the optimizer. Written.
         trained: The trainable ones among them, in order.
-        piece_bytes: Most bytes of a piece, equal on both sides.
+        piece_bytes: Most bytes of a piece, equal on both sides; None for ``PIECE_BYTES``.
 
     Attributes:
         pieces: Their pieces.
@@ -187,7 +188,7 @@ class Replica:
         self,
         params: Sequence[Tensor],
         trained: Sequence[VotingParam],
-        piece_bytes: int = PIECE_BYTES,
+        piece_bytes: int | None = None,
     ) -> None:
         self._params, self._trained = [param.detach() for param in params], trained
         # A contiguous parameter is its own copy.
