@@ -16,6 +16,7 @@ from planted_feedback import FEEDBACK
 from planted_files import FILES
 from planted_inner import SEVERAL_INNER
 from planted_inputs import INPUTS
+from planted_joins import JOIN_MUTATIONS
 from planted_kernels import KERNELS
 from planted_latency import LATENCY
 from planted_leftovers import SHARED
@@ -56,6 +57,7 @@ EVERYWHERE = (
     *FILES,
     *OVERLAP,
     *NEWCOMER,
+    *JOIN_MUTATIONS,
     *CAUTIOUS,
     *CLIENTS,
     *BITS,

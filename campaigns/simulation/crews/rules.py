@@ -74,8 +74,7 @@ def _find_other_rosters(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Itera
         if len(rosters) > 1:
             yield f"epoch {number} has {len(rosters)} rosters: {rosters}"
         for diary, entry in entered:
-            places = [(epoch, step) for _, epoch, step in entry.members]
-            if places != sorted(places, reverse=True):
+            if list(entry.progress) != sorted(entry.progress, reverse=True):
                 yield f"epoch {number}: the most advanced is not the first: {entry.members}"
             if len(entry.members) < outcome.plan.min_workers:
                 yield f"epoch {number} has {len(entry.members)} members"

@@ -37,6 +37,8 @@ class Entry:
     Attributes:
         number: Of the epoch.
         members: By rank, the id of each, the last epoch it was whole in, and its steps.
+        progress: By rank, the last epoch and the steps that its parameters have: of a newcomer that
+            has caught up, its donor's.
         step: Steps of this worker, once it is in.
         params: Bits of its parameters then.
         buffer: Those of its buffer.
@@ -46,6 +48,7 @@ class Entry:
 
     number: int
     members: tuple[tuple[int, int, int], ...]
+    progress: tuple[tuple[int, ...], ...]
     step: int
     params: int
     buffer: int
@@ -263,6 +266,7 @@ class CrewWorker:
             Entry(
                 epoch.number,
                 tuple((member.id, member.epoch, member.step) for member in epoch.members),
+                tuple(tuple(member.progress[:2]) for member in epoch.members),
                 found.committed_step,
                 self._digest(),
                 _check(self._buffer),
