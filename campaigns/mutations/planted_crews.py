@@ -149,15 +149,15 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who asks is seen, and never let in",
         "crew/membership.py",
-        "asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]",
+        "asks = ready[: rendezvous.count_places(len(records))]",
         "asks = []",
         CREWS,
     ),
     Mutation(
         "crew: an epoch takes one newcomer, however many ask",
         "crew/membership.py",
-        "asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]",
-        "asks = list_ready(rendezvous.store, settings)[:1]",
+        "asks = ready[: rendezvous.count_places(len(records))]",
+        "asks = ready[:1]",
         ("crew/test_newcomers.py",),
     ),
     Mutation(

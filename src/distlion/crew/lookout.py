@@ -135,11 +135,10 @@ class Lookout:
             last = before.get(ask.number, ("", now_s))
             self._heard[ask.number] = last if word == last[0] else (word, now_s)
         withdraw(store, [ask for ask in alike if now_s - self._heard[ask.number][1] > _GONE_S])
-        if self._rendezvous.count_places(len(epoch.members)) <= 0:
-            return False
+        has_place = self._rendezvous.count_places(len(epoch.members)) > 0
         donors = {None, *(member.id for member in epoch.members)}
         eligible = [self._heard[ask.number] for ask in alike if ask.member.donor in donors]
-        return any(word and at_s == now_s for word, at_s in eligible)
+        return has_place and any(word and at_s == now_s for word, at_s in eligible)
 
     def _answer_announcements(self, epoch: Epoch) -> None:
         """Offer this member's parameters to workers that will join."""
