@@ -48,8 +48,8 @@ JOIN_MUTATIONS = (
     Mutation(
         "join: a donor that takes other parameters streams on",
         "crew/optimizer.py",
-        "        if epoch.takes_parameters:\n            self._stop_donor()\n",
-        "",
+        "if epoch.takes_parameters and self._donor is not None:",
+        "if False:",
         JOINS,
     ),
     Mutation(

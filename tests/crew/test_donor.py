@@ -184,7 +184,8 @@ def test_a_donor_that_stops_is_noticed(serving: Serving) -> None:
 
 def test_a_newcomer_that_gives_up_has_its_own_parameters_again(serving: Serving) -> None:
     replica, own = make_replica(serving.run)
-    newcomer = Newcomer(serving.donor._rendezvous, "", own, lambda: replica)
+    optimizer: Any = SimpleNamespace(list_all=lambda: own)
+    newcomer = Newcomer(serving.donor._rendezvous, "", optimizer)
     before = [param.detach().clone() for param in own]
     newcomer._kept = [param.clone() for param in before]
     newcomer._catch_up = catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)

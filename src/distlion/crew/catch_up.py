@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from distlion.crew.replies import ReplayError, Replica, StepReply
 from distlion.crew.side_link import SideLink, dial
 from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
+from distlion.step.newcomers import Newcomers
+from distlion.votes.aggregation import Aggregation
 from distlion.wire.background import run_in_background
 
 logger = logging.getLogger("distlion")
@@ -138,25 +141,45 @@ class CatchUp:
             faults.fire(rank=self._own, step=step, point=point, subject=self)
 
 
+class HasParameters(Protocol):
+    """The part of an optimizer that a newcomer writes."""
+
+    def list_all(self) -> list[Tensor]:
+        """List all parameters, in the order of their groups."""
+        ...
+
+    def make_replica(self) -> Replica:
+        """Make the replica of them that is written while this worker catches up."""
+        ...
+
+
+def find_refusal(
+    newcomers: Newcomers, rules: Sequence[Aggregation], *, has_local_steps: bool
+) -> str:
+    """Find the reason why the others have to wait for newcomers; "" for none."""
+    if has_local_steps:
+        return "local steps are shared at votes"
+    if newcomers != "zeros":
+        return f"newcomers={newcomers!r} copies momenta"
+    for rule in rules:
+        if rule.worker_state:
+            return f"{type(rule).__name__} keeps state of each worker"
+    return ""
+
+
 class Newcomer:
     """A worker with nothing to keep, until it is a member.
 
     Args:
         rendezvous: The rendezvous.
         refusal: Reason why it joins the old way, for which the others wait; "" for none.
-        params: All parameters of its optimizer.
-        make_replica: Function that makes the replica of them.
+        optimizer: Its optimizer.
     """
 
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        refusal: str,
-        params: Sequence[Tensor],
-        make_replica: Callable[[], Replica],
-    ) -> None:
-        self._rendezvous, self._make_replica = rendezvous, make_replica
-        self._refusal, self._params = refusal, params
+    def __init__(self, rendezvous: Rendezvous, refusal: str, optimizer: HasParameters) -> None:
+        self._rendezvous, self._refusal = rendezvous, refusal
+        self._optimizer = optimizer
+        self._params = optimizer.list_all()
         self._catch_up: CatchUp | None = None
         self._kept: list[Tensor] = []
         self._tries = self._tries_behind = 0
@@ -216,7 +239,7 @@ class Newcomer:
             return self._tries < TRIES and self._begin(own)
         # What is written is not this worker's own until all has come: others may die before.
         self._kept = [param.detach().clone() for param in self._params]
-        self._catch_up = CatchUp(link, own.id, offer.donor, self._make_replica())
+        self._catch_up = CatchUp(link, own.id, offer.donor, self._optimizer.make_replica())
         self._began_s = began_s
         return True
 

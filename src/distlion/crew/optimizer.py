@@ -19,7 +19,7 @@ from distlion import faults
 from distlion.checkpoint.identity import hand_on_identities, take_identities
 from distlion.crew import carried
 from distlion.crew.carried import describe_groups, take_groups
-from distlion.crew.catch_up import Newcomer
+from distlion.crew.catch_up import Newcomer, find_refusal
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import (
@@ -158,31 +158,21 @@ class CrewLion(DistributedLion):
             raise UnsupportedTypeError(
                 "the parameters are DTensors; in a crew each worker holds whole parameters"
             )
-        refusal = self._find_refusal()
-        self._newcomer = Newcomer(
-            membership.rendezvous, refusal, self._all_params(), self._make_replica
-        )
-        for stage in self._own_stages:
-            if isinstance(stage, Donor):
-                stage.bind(self, refusal)
-                membership.serve(stage)
+        rules = [group["aggregation"] for group in self.param_groups]
+        refusal = find_refusal(membership.newcomers, rules, has_local_steps=local is not None)
+        donors = [stage for stage in self._own_stages if isinstance(stage, Donor)]
+        self._newcomer = Newcomer(membership.rendezvous, refusal, self)
+        self._donor = donors[0] if donors else None
+        if self._donor is not None:
+            self._donor.bind(self, refusal)
+            membership.serve(self._donor)
 
     def list_all(self) -> list[Tensor]:
         """List all parameters, in the order of their groups."""
         return self._all_params()
 
-    def _find_refusal(self) -> str:
-        """Find the reason why newcomers have to be waited for; "" for none."""
-        if self._local is not None:
-            return "local steps are shared at votes"
-        if self._membership.newcomers != "zeros":
-            return f"newcomers={self._membership.newcomers!r} copies momenta"
-        for group in self.param_groups:
-            if group["aggregation"].worker_state:
-                return f"{type(group['aggregation']).__name__} keeps state of each worker"
-        return ""
-
-    def _make_replica(self) -> Replica:
+    def make_replica(self) -> Replica:
+        """Make the replica of the parameters that a newcomer writes while it catches up."""
         return Replica(self._all_params(), self._list_trainable())
 
     @staticmethod
@@ -367,15 +357,10 @@ class CrewLion(DistributedLion):
         if why is not None and watch is not None and not session.lifecycle.is_dead:
             watch.leave(watch.turns.now.number + 1, why)
         self._let_go()
-        self._stop_donor()
+        if self._donor is not None:
+            self._donor.stop()
         if self._newcomer is not None and not self._whole_epoch:
             self._newcomer.give_up()
-
-    def _stop_donor(self) -> None:
-        """Send newcomers nothing any more."""
-        for stage in self._own_stages:
-            if isinstance(stage, Donor):
-                stage.stop()
 
     def _set_back(self, error: ReplicaMismatchError, epoch: Epoch | None) -> tuple[int, ...]:
         """Make this worker a newcomer if it differs from the majority and replicas are repaired.
@@ -461,8 +446,8 @@ class CrewLion(DistributedLion):
         # From here on nothing that involves others can fail.
         self._fire_forming("load")
         lifecycle = self._session.lifecycle
-        if epoch.takes_parameters:
-            self._stop_donor()
+        if epoch.takes_parameters and self._donor is not None:
+            self._donor.stop()
         with deferred_signals("forming an epoch"):
             lifecycle.is_torn = True
             for own, new in taken:
