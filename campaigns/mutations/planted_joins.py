@@ -46,13 +46,6 @@ JOIN_MUTATIONS = (
         JOINS,
     ),
     Mutation(
-        "join: a donor that takes other parameters streams on",
-        "crew/optimizer.py",
-        "if epoch.takes_parameters and self._donor is not None:",
-        "if False:",
-        JOINS,
-    ),
-    Mutation(
         "join: a newcomer follows a donor that is not among the most advanced",
         "crew/epoch.py",
         "donor is not None and donor.epoch > 0 and donor.progress == best",

@@ -28,13 +28,16 @@ from distlion import faults
 from distlion.crew import CrewLion, replies
 
 GOAL = 400
+RATE = 8 * 256 / 0.03
+"""Bits a second: the model takes many steps to come."""
 
 
 def join_late(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     if rank == size - 1:
         store.wait(["come"])
-    crew, said = make_crew(port, min_workers=2, max_workers=size), collect_log()
+    said = collect_log()
+    crew = make_crew(port, min_workers=2, max_workers=size, handover_rate=RATE)
     momenta: list[torch.Tensor] = []
 
     def note(optimizer: CrewLion) -> None:
@@ -80,7 +83,8 @@ def lose_one(rank: int, size: int, port: int, point: Any, number: int) -> Any:
     if is_new:
         store.wait(["come"])
     replies.PIECE_BYTES = 256  # several pieces
-    crew, said = make_crew(port, min_workers=2, max_workers=size), collect_log()
+    said = collect_log()
+    crew = make_crew(port, min_workers=2, max_workers=size, handover_rate=RATE)
     n_here = size - 2 + (point != "stream")  # members that stay, and the newcomer
 
     def strike(_: object) -> None:
