@@ -17,6 +17,7 @@ from planted_files import FILES
 from planted_heartbeats import HEARTBEATS
 from planted_inner import SEVERAL_INNER
 from planted_inputs import INPUTS
+from planted_joins import JOIN_MUTATIONS
 from planted_kernels import KERNELS
 from planted_latency import LATENCY
 from planted_leftovers import SHARED
@@ -58,6 +59,7 @@ EVERYWHERE = (
     *FILES,
     *OVERLAP,
     *NEWCOMER,
+    *JOIN_MUTATIONS,
     *CAUTIOUS,
     *CLIENTS,
     *BITS,

@@ -61,8 +61,8 @@ LOCAL_CREWS = (
     Mutation(
         "a worker of a crew that missed a vote which all gave up is taken to be where they are",
         "crew/epoch.py",
-        "return self.epoch, self.step, self.calls",
-        "return self.epoch, self.step, 0",
+        "return self.follows or (self.epoch, self.step, self.calls)",
+        "return self.follows or (self.epoch, self.step, 0)",
         BEHIND,
     ),
     Mutation(

@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 import simulation.distributed as distributed_module
 from distlion.crew import Crew
 from distlion.crew.lifeline import Lifeline, Pulse, ask_on
+from distlion.crew.side_link import Listener, dial
 from distlion.wire import gloo
 from distlion.wire.background import run_in_background
 from distlion.wire.groups import keep
@@ -280,6 +281,8 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(dt.datetime): "datetime",
         id(random): "random",
         id(Lifeline): "Lifeline",
+        id(Listener): "Listener",
+        id(dial): "dial",
         id(socket): "socket",
     }
     return [
@@ -319,6 +322,8 @@ def installed(distributed: Any) -> Iterator[None]:
         "datetime": DATETIME,
         "random": RANDOM,
         "Lifeline": _Lifeline,
+        "Listener": getattr(distributed, "listen", None),
+        "dial": getattr(distributed, "dial", None),
         "socket": SimpleNamespace(
             gethostname=lambda: running().current.process.name,
             create_connection=getattr(distributed, "create_connection", None),

@@ -17,6 +17,7 @@ from simulation.network import WAKING_S, Delays, Machine, Network
 from simulation.stand_ins import Future, Lock
 
 if TYPE_CHECKING:
+    from simulation.crews.streams import Stream, StreamListener
     from simulation.groups import End
 
 STORE = -1
@@ -61,12 +62,15 @@ class CrewNetwork(Network):
     Attributes:
         keeper: The machine that keeps the store.
         on_request: Called before each request to the store.
+        streams, listeners: Ends of connections beside groups, and ports for them.
     """
 
     def __init__(self, kernel: Kernel, delays: Delays) -> None:
         super().__init__(kernel, 0, delays, has_agent=True)
         self.keeper = Machine("store", rank=STORE)
         self.on_request: Callable[[Machine], None] = lambda machine: None
+        self.streams: list[Stream] = []
+        self.listeners: list[StreamListener] = []
         self._asked: list[tuple[CrewMachine, Future]] = []
         self._waiting: list[tuple[Sequence[str], Callable[[], None]]] = []
 
@@ -89,6 +93,9 @@ class CrewNetwork(Network):
         kernel.end_process(machine)
         for end in machine.groups.values():
             self.close(end)
+        for stream in self.streams:
+            if isinstance(machine, CrewMachine):
+                stream.lose(machine)
 
     def close(self, end: End) -> None:
         """Close a machine's connections of one group."""

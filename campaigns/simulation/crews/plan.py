@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from distlion.votes.registry import RULES
@@ -90,6 +90,7 @@ class CrewPlan:
         skew_s: The largest difference between clocks and the true time.
         absent: Whether gradients are missing now and then.
         faults: What goes wrong.
+        replay_steps: Most replies that wait for a newcomer; None where none is planned to catch up.
     """
 
     seed: int
@@ -107,6 +108,7 @@ class CrewPlan:
     skew_s: float
     absent: bool
     faults: tuple[CrewFault, ...]
+    replay_steps: int | None = None
 
     @property
     def is_slow(self) -> bool:
@@ -166,6 +168,41 @@ def draw_crew_plan(seed: int) -> CrewPlan:
         skew_s=chance.choice((0.0, 0.0, 0.1, 0.5)),
         absent=chance.random() < 0.2,
         faults=_draw_faults(chance, n_workers, size, goal, timeout_s),
+    )
+
+
+def draw_join_plan(seed: int) -> CrewPlan:
+    """Draw a schedule in which newcomers catch up with a donor, and faults strike both."""
+    chance = random.Random(f"join {seed}")
+    plan = draw_crew_plan(seed)
+    size, goal = len(plan.starts_s), chance.choice((10, 16, 24))
+    stateless = [name for name in sorted(RULES) if not RULES[name].rule.worker_state]
+    n_coming = chance.choice((1, 1, 2, 3))
+    comings = tuple(
+        Coming(chance.randrange(1, 4), chance.choice((0.0, chance.uniform(0, 2))))
+        for _ in range(n_coming)
+    )
+    timeout_s = plan.options["timeouts"].step_s
+    faults = list(plan.faults[:1]) if chance.random() < 0.3 else []
+    for _ in range(chance.choice((0, 1, 1, 2, 2))):
+        fault = _draw_fault(chance, size + n_coming, size, goal, timeout_s, before=None)
+        victim, phase, after = chance.choice(
+            (
+                (chance.randrange(size, size + n_coming), "forming", chance.randrange(160)),
+                (chance.randrange(size), "training", chance.randrange(400)),
+            )
+        )
+        faults.append(replace(fault, victim=victim, phase=phase, time=0, after=after))
+    return replace(
+        plan,
+        comings=comings,
+        max_workers=None,
+        newcomers="zeros",
+        sizes=tuple(chance.choice((7, 65, 300, 1500)) for _ in plan.sizes),
+        rules=tuple(chance.choice(stateless) for _ in plan.rules),
+        goal=goal,
+        faults=tuple(each for each in faults if each.victim != each.peer),
+        replay_steps=chance.choice((1, 3, 64, 64)),
     )
 
 

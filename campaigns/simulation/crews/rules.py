@@ -26,10 +26,11 @@ good excuse it, and so do messages that take longer than ``Timeouts.step_s``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from distlion.crew.store import STORE_TIMEOUT_S
 from simulation.crews.estimates import NOTHING
-from simulation.crews.plan import WAIT_S
+from simulation.crews.plan import WAIT_S, CrewPlan
 from simulation.crews.play import CrewOutcome
 from simulation.crews.worker import CrewDiary, Entry
 
@@ -37,6 +38,7 @@ OVER = "the run is over"
 FEW = "fewer than"
 NO_STORE = "store"
 APART = "not to each other"
+BEHIND = "has fallen behind"
 
 
 def find_crew_violations(outcome: CrewOutcome) -> list[str]:
@@ -47,6 +49,7 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *(f"worker {diary.number}: {text}" for diary in diaries for text in diary.wrong),
         *_find_other_rosters(outcome, diaries),
         *_find_other_bits(diaries),
+        *_find_unknown_bits(diaries),
         *_find_other_beginnings(diaries),
         *_find_steps_back(diaries),
         *_find_other_estimates(diaries),
@@ -73,8 +76,7 @@ def _find_other_rosters(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Itera
         if len(rosters) > 1:
             yield f"epoch {number} has {len(rosters)} rosters: {rosters}"
         for diary, entry in entered:
-            places = [(epoch, step) for _, epoch, step in entry.members]
-            if places != sorted(places, reverse=True):
+            if list(entry.progress) != sorted(entry.progress, reverse=True):
                 yield f"epoch {number}: the most advanced is not the first: {entry.members}"
             if len(entry.members) < outcome.plan.min_workers:
                 yield f"epoch {number} has {len(entry.members)} members"
@@ -95,15 +97,35 @@ def _find_other_bits(diaries: list[CrewDiary]) -> Iterator[str]:
                 found.setdefault((epoch, step), set()).add(params)
             elif step:
                 yield f"worker {diary.number} is new, and at step {step}"
-        for before, after, (_, has_trained) in zip(
-            diary.before, diary.before[1:], diary.tried, strict=False
-        ):
-            # Weights that nobody has trained yet may be those of another one.
-            if has_trained and after[0] == 0 and before[2] != after[2]:
-                yield f"worker {diary.number} has taken parameters of an epoch that failed"
+        yield from _find_untrained_bits(diary)
     for key, values in sorted(found.items()):
         if len(values) > 1:
             yield f"parameters of epoch {key[0]}, step {key[1]}, have {len(values)} outcomes"
+
+
+def _find_untrained_bits(diary: CrewDiary) -> Iterator[str]:
+    """Find a newcomer that follows nobody, and has kept parameters of an epoch that failed."""
+    places = [
+        (place, has_trained)
+        for place, (_, has_trained), follows in zip(
+            diary.before, diary.tried, diary.followed, strict=False
+        )
+        if not follows
+    ]
+    for (before, has_trained), (after, _) in pairwise(places):
+        # Weights that nobody has trained yet may be those of another one.
+        if has_trained and after[0] == 0 and before[2] != after[2]:
+            yield f"worker {diary.number} has taken parameters of an epoch that failed"
+
+
+def _find_unknown_bits(diaries: list[CrewDiary]) -> Iterator[str]:
+    """Find workers that have caught up to parameters that no member had."""
+    known = {entry.params for diary in diaries for entry in diary.entries}
+    known |= {params for diary in diaries for _, params, _ in diary.commits}
+    for diary in diaries:
+        for place, follows in zip(diary.before, diary.followed, strict=True):
+            if follows and place[2] not in known:
+                yield f"worker {diary.number} has caught up to parameters that nobody had"
 
 
 def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
@@ -194,6 +216,12 @@ def _may_miss_store(outcome: CrewOutcome) -> bool:
     )
 
 
+def _is_known_limit(plan: CrewPlan, text: str) -> bool:
+    """Return whether a worker may have been sent away with these words."""
+    is_behind = plan.replay_steps is not None and BEHIND in text
+    return is_behind or (plan.is_beyond_limits and APART in text)
+
+
 def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
     if _is_impaired(outcome):
         return
@@ -209,9 +237,9 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             # Who ends it waits first until its members have come to their end.
             if finished_s > diary.ended_s + 1:
                 yield f"worker {diary.number} heard too early that the run is over"
-            missed = {
-                key for d in diaries for key, _, at_s in d.commits if at_s > diary.started_s + 4
-            }
+            # A large model takes long to come.
+            since_s = diary.started_s + (4 if outcome.plan.replay_steps is None else 20)
+            missed = {key for d in diaries for key, _, at_s in d.commits if at_s > since_s}
             plan = outcome.plan
             # In a slow network it may have stayed away, so that others could connect.
             has_place = not outcome.fired and plan.max_workers is None and not plan.is_slow
@@ -227,7 +255,9 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             # In a slow network it may have failed each time that it was let in.
             if len(there) >= least and not outcome.plan.is_slow:
                 yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
-        elif outcome.plan.is_beyond_limits and APART in text:
+        elif (outcome.plan.is_beyond_limits and APART in text) or (
+            outcome.plan.replay_steps is not None and BEHIND in text
+        ):
             continue
         elif NO_STORE not in text or not _may_miss_store(outcome):
             yield f"worker {diary.number} was sent away: {text}"

@@ -42,6 +42,8 @@ class Entry:
     Attributes:
         number: Of the epoch.
         members: By rank, the id of each, the last epoch it was whole in, and its steps.
+        progress: By rank, the last epoch and the steps that its parameters have: of a newcomer that
+            has caught up, its donor's.
         step: Steps of this worker, once it is in.
         params: Bits of its parameters then.
         buffer: Those of its buffer.
@@ -51,6 +53,7 @@ class Entry:
 
     number: int
     members: tuple[tuple[int, int, int], ...]
+    progress: tuple[tuple[int, ...], ...]
     step: int
     params: int
     buffer: int
@@ -76,6 +79,7 @@ class CrewDiary:
         tried: Each time, the epoch that it got, or 0, and whether somebody there had trained.
         commits: What it committed: the bits of its parameters after that, and when.
         carried: Between two steps: steps its scheduler counts, the cursor of its sampler, its lr.
+        followed: For each of ``before``, whether it had caught up with a donor.
         wrong: What it found wrong by itself.
     """
 
@@ -90,6 +94,7 @@ class CrewDiary:
     tried: list[tuple[int, bool]] = field(default_factory=list)
     commits: list[tuple[Key, int, float]] = field(default_factory=list)
     carried: dict[Key, tuple[int, int, float]] = field(default_factory=dict)
+    followed: list[bool] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -161,7 +166,8 @@ class CrewWorker:
 
     def _train(self) -> None:
         plan = self._plan
-        more = {} if plan.max_workers is None else {"max_workers": plan.max_workers}
+        named = {"max_workers": plan.max_workers, "replay_steps": plan.replay_steps}
+        more = {key: value for key, value in named.items() if value is not None}
         crew = distlion.Crew(
             "store:29400",
             min_workers=plan.min_workers,
@@ -257,6 +263,7 @@ class CrewWorker:
     def _note_forming(self, own: Member) -> None:
         place = (own.epoch, own.step, self._digest(), _check(self._buffer))
         self._diary.before.append(place)
+        self._diary.followed.append(own.donor is not None)
         self._machine.begin("forming", self._n_formed)
 
     def _note_entry(self, epoch: Epoch) -> None:
@@ -271,6 +278,7 @@ class CrewWorker:
             Entry(
                 epoch.number,
                 tuple((member.id, member.epoch, member.step) for member in epoch.members),
+                tuple(tuple(member.progress[:2]) for member in epoch.members),
                 found.committed_step,
                 self._digest(),
                 _check(self._buffer),

@@ -15,6 +15,7 @@ from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.carried import Carried
+from distlion.crew.donor import REPLAY_STEPS, Donor
 from distlion.crew.epoch import Epoch, TooFewError, disconnect, listen
 from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.membership import Membership
@@ -76,6 +77,10 @@ class Crew:
             store. Without a secret, anyone who reaches the store can join the run.
         newcomers: A newcomer's first momentum: "zeros", the one of the "donor" that gives it its
             parameters, or the "mean" of all others.
+        handover_rate: Bits a second at which a member sends its parameters to a newcomer, beside
+            its votes; None for half of the time of its link.
+        replay_steps: Most replies of steps that a member keeps for a newcomer that is slow; a reply
+            has a bit or more per element. A newcomer that falls further behind begins anew.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
         store_timeout_s: Seconds that the store may be silent before all workers stop.
         silence_s: Seconds without a heartbeat after which the others give a member up that they
@@ -108,6 +113,8 @@ class Crew:
         run_id: str = "run",
         secret: str | None = None,
         newcomers: Newcomers = "zeros",
+        handover_rate: float | None = None,
+        replay_steps: int = REPLAY_STEPS,
         wait_timeout_s: float = 600,
         store_timeout_s: float = STORE_TIMEOUT_S,
         silence_s: float = SILENCE_S,
@@ -126,6 +133,11 @@ class Crew:
                 f"silence_s={silence_s:g}: expected {LEAST_SILENCE_S:g} or more; heartbeats come "
                 f"every {BEAT_S:g} s, and later from a busy machine"
             )
+        if handover_rate is not None:
+            check_positive("handover_rate", handover_rate)
+        if not isinstance(replay_steps, int) or replay_steps < 1:
+            raise InvalidArgumentError(f"replay_steps={replay_steps!r}: expected 1 or more")
+        self._handover_rate, self._replay_steps = handover_rate, replay_steps
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
@@ -217,7 +229,14 @@ class Crew:
         if self._optimizer is not None:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
         self.carry(**(carry or {}))
-        optimizer = CrewLion(self._membership, params, *args, buffers=buffers, **options)
+        donor = Donor(
+            self._membership.rendezvous,
+            rate_bit_per_s=self._handover_rate,
+            replay_steps=self._replay_steps,
+        )
+        optimizer = CrewLion.with_stages(
+            [donor], self._membership, params, *args, buffers=buffers, **options
+        )
         self._begin(optimizer)
         return optimizer
 

@@ -9,7 +9,9 @@ from contextlib import suppress
 from torch.distributed import DistError
 
 from distlion.crew.admission import answer, list_asks, withdraw
+from distlion.crew.donor import Donor
 from distlion.crew.epoch import Epoch
+from distlion.crew.offers import Announcements
 from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
 from distlion.wire.background import run_in_background
@@ -32,6 +34,7 @@ class Lookout:
 
     Attributes:
         ended: Event that ends the thread.
+        donor: What workers that announce themselves are answered by; None for nothing.
     """
 
     def __init__(self, rendezvous: Rendezvous, identity: int) -> None:
@@ -44,6 +47,8 @@ class Lookout:
         self._is_asked = self._is_left_behind = False
         self._heard: dict[int, tuple[str, float]] = {}
         self._has_trained = False
+        self.donor: Donor | None = None
+        self._announcements = Announcements()
         self.ended = threading.Event()
         run_in_background(self._look_again, self.ended, "distlion crew")
 
@@ -113,6 +118,7 @@ class Lookout:
             is_left_behind = self._rendezvous.find_last_begun() > epoch.number
             with self._looking:
                 is_asked = self._look_for_asks(epoch)
+                self._answer_announcements(epoch)
         except CrewError as error:  # a stranger writes to the store
             self._trouble = error
             return
@@ -146,4 +152,15 @@ class Lookout:
             self._heard[ask.number] = last if word == last[0] else (word, now_s)
         withdraw(store, [ask for ask in alike if now_s - self._heard[ask.number][1] > _GONE_S])
         has_place = self._rendezvous.count_places(len(epoch.members)) > 0
-        return has_place and any(word and at_s == now_s for word, at_s in self._heard.values())
+        donors = {None, *(member.id for member in epoch.members)}
+        eligible = [self._heard[ask.number] for ask in alike if ask.member.donor in donors]
+        return has_place and any(word and at_s == now_s for word, at_s in eligible)
+
+    def _answer_announcements(self, epoch: Epoch) -> None:
+        """Offer this member's parameters to workers that will join."""
+        if self.donor is None:
+            return
+        store = self._rendezvous.store
+        self._announcements.begin(store)
+        for number, newcomer in self._announcements.list_due(store, self.donor.n_served):
+            self.donor.answer(epoch, number, newcomer)

@@ -206,6 +206,7 @@ class Rendezvous:
         store_timeout_s: Seconds that the store may be silent.
 
     Attributes:
+        address: Host and port of the store.
         store: The keys of this run.
         few: Text of the error where too few workers came.
 
@@ -225,7 +226,7 @@ class Rendezvous:
         store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
-        self._address, self._store_timeout_s = parse_endpoint(endpoint), store_timeout_s
+        self.address, self._store_timeout_s = parse_endpoint(endpoint), store_timeout_s
         self._max_workers = max_workers
         self._await_store()
         began_s = time.monotonic()
@@ -252,7 +253,7 @@ class Rendezvous:
         until_s = time.monotonic() + self._store_timeout_s
         while True:
             try:
-                socket.create_connection(self._address, timeout=self._store_timeout_s).close()
+                socket.create_connection(self.address, timeout=self._store_timeout_s).close()
                 return
             except OSError as error:
                 if time.monotonic() + _TRY_S > until_s:
@@ -260,7 +261,7 @@ class Rendezvous:
             time.sleep(_TRY_S)
 
     def _connect(self) -> Any:
-        host, port = self._address
+        host, port = self.address
         limit = timedelta(seconds=_NAME_SERVERS_S)
         try:
             store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
@@ -270,7 +271,7 @@ class Rendezvous:
         return store
 
     def _make_no_store_error(self) -> CrewError:
-        port = self._address[1]
+        port = self.address[1]
         return CrewError(
             f"no store answers at {self._endpoint} for the crew {self._run_id!r}; start one on a "
             f"host that stays: distlion crew --port {port}"
