@@ -31,7 +31,7 @@ from distlion.wire.heartbeats import BEAT_S
 logger = logging.getLogger("distlion")
 
 
-def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
+def have_all_finished(epoch: Epoch, optimizer: CrewLion, *, silence_s: float) -> bool:
     """Wait; return False if a member was lost, failed in its last step, or fell silent.
 
     Nobody waits for a member in a step any more, so each must show that it is alive.
@@ -39,8 +39,9 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
     Args:
         epoch: The present epoch.
         optimizer: This worker's optimizer.
+        silence_s: Seconds without a heartbeat after which a member is silent.
     """
-    heartbeats = listen(epoch, silence_s=optimizer.silence_s)
+    heartbeats = listen(epoch, silence_s=silence_s)
     ids, store = [member.id for member in epoch.members], epoch.store
     store.set(f"finished/{ids[epoch.place]}", "")
     left = list(range(len(ids)))
@@ -57,6 +58,32 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
 SILENCE_S, LEAST_SILENCE_S = 2.0, 1.0
 """Seconds without a heartbeat, unless the caller says otherwise, and at least."""
+
+
+def check_silence(silence_s: float) -> None:
+    """Check the seconds without a heartbeat after which a member is given up.
+
+    Raises:
+        InvalidArgumentError: They are fewer than heartbeats need.
+    """
+    check_positive("silence_s", silence_s)
+    if silence_s < LEAST_SILENCE_S:
+        raise InvalidArgumentError(
+            f"silence_s={silence_s:g}: expected {LEAST_SILENCE_S:g} or more; heartbeats come "
+            f"every {BEAT_S:g} s, and later from a busy machine"
+        )
+
+
+def check_handover(handover_rate: float | None, replay_steps: int) -> None:
+    """Check the rate at which a member sends parameters, and the number of replies that it keeps.
+
+    Raises:
+        InvalidArgumentError: One is out of range.
+    """
+    if handover_rate is not None:
+        check_positive("handover_rate", handover_rate)
+    if type(replay_steps) is not int or replay_steps < 1:
+        raise InvalidArgumentError(f"replay_steps={replay_steps!r}: expected 1 or more")
 
 
 class Crew:
@@ -127,16 +154,8 @@ class Crew:
             )
         check_newcomers(newcomers)
         check_positive("store_timeout_s", store_timeout_s)
-        check_positive("silence_s", silence_s)
-        if silence_s < LEAST_SILENCE_S:
-            raise InvalidArgumentError(
-                f"silence_s={silence_s:g}: expected {LEAST_SILENCE_S:g} or more; heartbeats come "
-                f"every {BEAT_S:g} s, and later from a busy machine"
-            )
-        if handover_rate is not None:
-            check_positive("handover_rate", handover_rate)
-        if not isinstance(replay_steps, int) or replay_steps < 1:
-            raise InvalidArgumentError(f"replay_steps={replay_steps!r}: expected 1 or more")
+        check_silence(silence_s)
+        check_handover(handover_rate, replay_steps)
         self._handover_rate, self._replay_steps = handover_rate, replay_steps
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
@@ -301,7 +320,7 @@ class Crew:
         if optimizer is None or not membership.has_epoch:
             return
         try:
-            while not have_all_finished(self.epoch, optimizer):
+            while not have_all_finished(self.epoch, optimizer, silence_s=membership.silence_s):
                 optimizer.form((), patience_s=optimizer.patience_s)
                 optimizer.catch_up()
         except DistError as error:

@@ -195,11 +195,6 @@ class CrewLion(DistributedLion):
         return group is not None and watch_peers(group).alarmed.is_set()
 
     @property
-    def silence_s(self) -> float:
-        """Seconds without a heartbeat after which a member is given up."""
-        return self._membership.silence_s
-
-    @property
     def traffic(self) -> CrewTraffic:
         """Bytes and messages of this worker in all epochs, and the changes of members."""
         return replace(self._membership.changes.counted, **asdict(super().traffic))
@@ -425,7 +420,7 @@ class CrewLion(DistributedLion):
         self._membership.rendezvous.begin_beating(epoch.number, epoch.place)
         call_roll(epoch)
         limit_s = self._settings.timeouts.start_s
-        workers = connect(epoch, timeout_s=limit_s, silence_s=self.silence_s)
+        workers = connect(epoch, timeout_s=limit_s, silence_s=self._membership.silence_s)
         limit_s = epoch.connect_timeout_s
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
