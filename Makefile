@@ -14,10 +14,11 @@ SEEDS ?= 10000
 MINUTES ?= 30
 
 BIN := $(VENV)/bin
-# `make train` without ARGS: votes, then AdamW on the same data, and both in one picture.
-TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3
+# `make train` without ARGS: votes, then AdamW on the same data, and a race of both over two links.
+TRAINED := --rule majority-cautious-betas-90-95 --lr 1e-3 --beside global-adamw --beside-lr 1e-3 \
+    --race 100mbit,1gbit
 # What is installed in place: distlion with extras, and the packages around it.
-TRAIN_PACKAGES := -e . -e lab
+TRAIN_PACKAGES := -e . -e lab -e netlab
 TEST_PACKAGES := -e '.[integrations,gpu,dev]' -e lab -e netlab -e flower
 DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e lab -e netlab -e flower
 # The kernels for GPUs need none to be tested: Triton interprets them, in a process where this is set.
@@ -32,6 +33,8 @@ QUICK := not slow and not apart$(if $(ARGS),, and not around)
 SANITIZED := build/sanitize
 # Flower needs older versions of packages than others do.
 FLOWER := build/flower
+# What `make finetune` downloads and writes.
+FINETUNE := build/finetune
 # Of the quick tests with the processes that they start; a run of some of them covers less.
 COVERAGE := --cov --cov-report=term-missing:skip-covered $(if $(ARGS),,--cov-fail-under=95)
 
@@ -42,7 +45,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help train test test-all test-lab test-flower test-benchmarks simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
+.PHONY: help train finetune test test-all test-lab test-flower test-benchmarks simulate fuzz bits bench gpu lint docs sanitize soak wheel format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -50,8 +53,16 @@ help:  ## list the targets
 	@echo
 	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  SEEDS=$(SEEDS)  ARGS="more arguments of distlion train, or of pytest"'
 
-train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers that vote, and beside it with AdamW
+train: $(VENV)/.ready-train  ## set up, then train a small language model with four local workers that vote, then with AdamW, and let both race over slow links
 	@$(BIN)/distlion train $(or $(ARGS),$(TRAINED))
+
+finetune: $(VENV)/.ready-test  ## download a pretrained network and mails (100 MB), and fine-tune with votes, then with DDP and AdamW
+	@$(BIN)/python benchmarks/finetune fetch $(FINETUNE) --only minilm spam
+	$(BIN)/python benchmarks/finetune unpack $(FINETUNE)
+	for before in "" --before; do
+	    OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 examples/09_finetune.py \
+	        --model $(FINETUNE)/minilm --data $(FINETUNE)/spam --folder $(FINETUNE)/results $$before $(ARGS)
+	done
 
 test: $(VENV)/.ready-test  ## set up, then run every check and the library's quick tests, and sum up
 	@$(run_parts)
@@ -118,10 +129,11 @@ lint: $(VENV)/.ready-test  ## run the static checks only
 	$(static_parts)
 	sum_up
 
-docs: $(VENV)/.ready-docs  ## build the site into build/site, warnings being errors, and check its links
+docs: $(VENV)/.ready-docs  ## build the site into build/site, warnings being errors, check its links, and make the report, build/report.pdf
 	@rm -rf build/site
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs -b html -d build/doctrees . build/site
 	$(BIN)/python docs/site_links.py build/site
+	$(BIN)/python docs/report.py build/report.pdf
 
 sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and UBSan, and test the kernels with it
 	@preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"

@@ -42,7 +42,8 @@ def host_store() -> Any:
 
 def make_crew(port: int, *, host: str = "127.0.0.1", **options: Any) -> distlion.Crew:
     # On a busy machine a store may be starved for longer than the default.
-    options = {"wait_timeout_s": 50, "store_timeout_s": 20, "secret": "of this test", **options}
+    limits = {"wait_timeout_s": 50, "store_timeout_s": 20, "silence_s": 20}
+    options = {**limits, "secret": "of this test", **options}
     if multiprocessing.parent_process() is not None:  # the test's own process keeps its limits
         watch.SETTLE_S = 30.0  # on a busy machine too, all learn who was lost
     return distlion.Crew(f"{host}:{port}", **options)

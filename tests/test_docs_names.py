@@ -15,6 +15,9 @@ NAME = re.compile(r"(?<![\w./-])distlion\w*(?:\.[A-Za-z_]\w*)+")
 DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
 
+UPGRADE = ROOT / "docs" / "how-to" / "upgrade.md"
+
+
 def exists(name: str) -> bool:
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
@@ -30,10 +33,24 @@ def exists(name: str) -> bool:
     return False
 
 
+FORMER = re.compile(r"^\| [^|]*\|", re.MULTILINE)
+"""The first cell of a row, where the page about upgrades has former names."""
+
+
+def read_names(path: Path) -> list[str]:
+    text = path.read_text("utf-8")
+    return NAME.findall(FORMER.sub("", text) if path == UPGRADE else text)
+
+
+def test_former_names_are_gone() -> None:
+    cells = FORMER.findall(UPGRADE.read_text("utf-8"))
+    former = [name for cell in cells for name in NAME.findall(cell)]
+    assert len(former) > 10
+    assert [name for name in former if exists(name) and name != "distlion.errors"] == []
+
+
 def test_every_dotted_name_is_there() -> None:
-    named = {
-        name: path.name for path in DOCUMENTS for name in NAME.findall(path.read_text("utf-8"))
-    }
+    named = {name: path.name for path in DOCUMENTS for name in read_names(path)}
     assert len(named) > 30
     assert exists("distlion.votes.Roster")
     assert not exists("distlion.votes.Nobody")

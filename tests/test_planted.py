@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import runpy
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,29 @@ def test_every_bug_to_plant_has_a_quick_test_that_notices_it(mutations: Sequence
             file, _, name = str(test).partition("::")
             path = ROOT / file
             assert not slow_names(path) & {path.stem, name.partition("[")[0]}, mutation.name
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (0, "SURVIVED"),
+        (1, "killed"),
+        (-signal.SIGSEGV, "killed"),
+        (-signal.SIGABRT, "killed"),
+        (-signal.SIGKILL, "no test ran"),
+        (5, "no test ran"),
+    ],
+)
+def test_bug_that_crashes_the_tests_is_noticed(
+    status: int, outcome: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(MUTATIONS))
+    program = runpy.run_path(str(MUTATIONS / "__main__.py"))
+    mutation = program["Mutation"]("a bug", "layout.py", "right", "wrong", ())
+    path = tmp_path / mutation.path
+    path.parent.mkdir(parents=True)
+    path.write_text("right")
+    scope = program["plant"].__globals__
+    scope.update(TREE=tmp_path, run_tests=lambda python, mutation: status)
+    assert program["plant"](Path("python"), mutation).startswith(outcome)
+    assert path.read_text() == "right"

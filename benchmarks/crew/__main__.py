@@ -1,6 +1,6 @@
 """Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
 
-    python benchmarks/crew [--parts soak systems cost] [--seed 0] [--json] [--results FOLDER]
+    python benchmarks/crew [--parts soak systems stops cost] [--seed 0] [--json] [--results FOLDER]
                            [--events 200] [--rounds 3] [--round-events 8] [--turns 40]
 
 Part soak: three to six processes of this machine train one small network as a crew; they are killed
@@ -10,6 +10,8 @@ half an hour.
 
 Part systems: the same for distlion's crew, torchft and torchelastic in turns; in each round each of
 them starts afresh and goes through the same events.
+
+Part stops: the same for the first two of them, with nothing but workers that SIGSTOP holds for 6 s.
 
 Part cost: a step with a crew beside a step without one, in the same processes, on hosts of the
 network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
@@ -38,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from event_plan import FEWEST, MOST, PlannedEvent, plan_events
+from event_plan import FEWEST, MOST, PlannedEvent, plan_events, plan_stops
 from fleet import SoakError
 from reading import read_logs, summarize
 from soak_run import run_soak
@@ -47,7 +49,7 @@ from systems import SYSTEMS, is_there
 from tables import write_cost, write_soak
 from training_load import MIN_WORKERS, PACE_S, WIDTHS
 
-PARTS = ("soak", "systems", "cost")
+PARTS = ("soak", "systems", "stops", "cost")
 PLACES = ("--keep", "--results")
 
 
@@ -108,6 +110,9 @@ def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
     if part == "soak":
         return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
     seeds = range(args.seed, args.seed + args.rounds)
+    if part == "stops":
+        plans = [plan_stops(args.round_events, seed) for seed in seeds]
+        return play_soaks(["crew", "torchft"], plans, folder)
     plans = [plan_events(args.round_events, seed) for seed in seeds]
     return play_soaks(list(SYSTEMS), plans, folder)
 

@@ -38,6 +38,15 @@ class PlannedEvent:
     is_hasty: bool
 
 
+def plan_stops(n_events: int, seed: int) -> list[PlannedEvent]:
+    """Draw stops of single workers, each as long as it takes to give one up."""
+    chance = random.Random(seed)
+    return [
+        PlannedEvent("stop", chance.randrange(START_WITH), 6.0, chance.uniform(*CALM_S), False)
+        for _ in range(n_events)
+    ]
+
+
 def plan_events(n_events: int, seed: int) -> list[PlannedEvent]:
     """Draw events; workers 0 to ``START_WITH`` - 1 are there at the start."""
     chance = random.Random(seed)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from step_log import StepLog
 from training_load import (
+    HEARTBEAT_S,
     LR,
     MAX_WORKERS,
     MIN_WORKERS,
@@ -26,7 +27,11 @@ def main(file: Path, endpoint: str) -> None:
     distlion.Lion([next(model.parameters())])  # imports what the first optimizer needs
     log.write_ready()
     with distlion.Crew(
-        endpoint, min_workers=MIN_WORKERS, max_workers=MAX_WORKERS, wait_timeout_s=120
+        endpoint,
+        min_workers=MIN_WORKERS,
+        max_workers=MAX_WORKERS,
+        wait_timeout_s=120,
+        silence_s=HEARTBEAT_S,
     ) as crew:
         optimizer = crew.optimizer(
             model.named_parameters(), lr=LR, timeouts=distlion.Timeouts(step_s=SILENCE_S)

@@ -51,7 +51,7 @@ class System:
 
     @property
     def tuning(self) -> str:
-        return "silence of 4 s in a step"
+        return "silence_s=1 without a heartbeat, Timeouts(step_s=4)"
 
     def command_coordinator(self) -> list[str]:
         """Return what keeps the word between workers."""

@@ -11,7 +11,7 @@ Cells = list[list[str]]
 SOAK_NOTES = """\
 An *epoch* is a membership: an epoch of the crew, a quorum of torchft, a start of all workers of
 torchelastic. From a kill: seconds to the first step committed without the victim. Of a stop: the
-longest pause of the others until the worker woke; a stop shorter than the silence of 4 s is waited
+longest pause of the others until the worker woke; a stop shorter than the silence allowed is waited
 out. Woken: from SIGCONT to its next step. A newcomer's interpreter imports torch, which its start
 has and its imports have not; under torchelastic all processes start anew in each epoch. Some events
 come before all train together again after the one before; they count like all others. Seconds lost:

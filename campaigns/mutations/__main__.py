@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ import distlion.kernels._cpu
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "build" / "mutations"
 LIMIT_S = 600
+# Signals of bugs that end the tests' own process; others come from outside, as without memory.
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 SOURCES = ("src", *(f"{folder}/src" for folder in OTHERS))
 
 
@@ -84,7 +87,8 @@ def plant(python: Path, mutation: Mutation) -> str:
         path.write_text(text)
     if status == 0:
         return "SURVIVED"
-    return "killed" if status == 1 else f"no test ran: pytest ended with {status}"
+    is_noticed = status == 1 or -status in CRASHES
+    return "killed" if is_noticed else f"no test ran: pytest ended with {status}"
 
 
 def main(words: str) -> int:

@@ -14,16 +14,16 @@ FOUND = ("simulation/test_found_in_crews.py",)
 CREW_MUTATIONS = (
     Mutation(
         "crew: who is ahead by steps is first, whatever its epoch",
-        "crew/membership.py",
-        "key=lambda member: (*[-each for each in member.progress], member.id)",
-        "key=lambda member: (-member.step, member.id)",
+        "crew/epoch.py",
+        "key=lambda each: (*(-number for number in each.progress), not each.epoch, each.id)",
+        "key=lambda each: (-each.step, each.id)",
         CREWS,
     ),
     Mutation(
         "crew: who is at the same step of an earlier epoch is not behind",
         "crew/epoch.py",
-        "return self.epoch, self.step, self.calls",
-        "return bool(self.epoch), self.step, self.calls",
+        "return self.follows or (self.epoch, self.step, self.calls)",
+        "return self.follows or (bool(self.epoch), self.step, self.calls)",
         CREWS,
     ),
     Mutation(
@@ -128,8 +128,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: the end is waited for with those who are gone",
         "crew/crew.py",
-        "elif now_s - heard[each][1] > limit_s:",
-        "elif False:",
+        "for rank in heartbeats.find_silent(left):",
+        "for rank in ():",
         FOUND,
     ),
     Mutation(
@@ -149,15 +149,15 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who asks is seen, and never let in",
         "crew/membership.py",
-        "asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]",
+        "asks = ready[: rendezvous.count_places(len(records))]",
         "asks = []",
         CREWS,
     ),
     Mutation(
         "crew: an epoch takes one newcomer, however many ask",
         "crew/membership.py",
-        "asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]",
-        "asks = list_ready(rendezvous.store, settings)[:1]",
+        "asks = ready[: rendezvous.count_places(len(records))]",
+        "asks = ready[:1]",
         ("crew/test_newcomers.py",),
     ),
     Mutation(

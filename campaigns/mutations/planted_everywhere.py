@@ -14,8 +14,10 @@ from planted_device import DEVICE
 from planted_doubling import DOUBLED
 from planted_feedback import FEEDBACK
 from planted_files import FILES
+from planted_heartbeats import HEARTBEATS
 from planted_inner import SEVERAL_INNER
 from planted_inputs import INPUTS
+from planted_joins import JOIN_MUTATIONS
 from planted_kernels import KERNELS
 from planted_latency import LATENCY
 from planted_leftovers import SHARED
@@ -29,6 +31,7 @@ from planted_newcomer import NEWCOMER
 from planted_orthogonal import ORTHOGONAL
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
+from planted_race import RACES
 from planted_reliability import RELIABILITY
 from planted_sharded_local import SHARDED_LOCAL
 from planted_sharing import TOGETHER
@@ -56,12 +59,14 @@ EVERYWHERE = (
     *FILES,
     *OVERLAP,
     *NEWCOMER,
+    *JOIN_MUTATIONS,
     *CAUTIOUS,
     *CLIENTS,
     *BITS,
     *SHARED,
     *CORE,
     *AROUND_LOCAL_STEPS,
+    *RACES,
     *NAMES,
     *CREW_MUTATIONS,
     *LOCAL_STEPS,
@@ -74,4 +79,5 @@ EVERYWHERE = (
     *LATENCY,
     *CONGESTION,
     *ORTHOGONAL,
+    *HEARTBEATS,
 )

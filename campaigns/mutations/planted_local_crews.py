@@ -54,15 +54,15 @@ LOCAL_CREWS = (
     Mutation(
         "survivors of a crew do not wait for those who still take local steps",
         "crew/optimizer.py",
-        "return QUICK_S if self._local is None else self.silence_s",
+        "return QUICK_S if self._local is None else self._settings.timeouts.step_s",
         "return QUICK_S if self._local is None else 0.0",
         CREW,
     ),
     Mutation(
         "a worker of a crew that missed a vote which all gave up is taken to be where they are",
         "crew/epoch.py",
-        "return self.epoch, self.step, self.calls",
-        "return self.epoch, self.step, 0",
+        "return self.follows or (self.epoch, self.step, self.calls)",
+        "return self.follows or (self.epoch, self.step, 0)",
         BEHIND,
     ),
     Mutation(
@@ -99,5 +99,12 @@ LOCAL_CREWS = (
         "        self._open_votes = partial(",
         "        self._membership = membership\n        self._open_votes = partial(",
         ("crew/test_local_steps_saved.py",),
+    ),
+    Mutation(
+        "a worker that asks just before a vote of a crew waits for the next one",
+        "crew/optimizer.py",
+        "            self._membership.look_closely()\n",
+        "            pass\n",
+        CREW,
     ),
 )

@@ -15,7 +15,7 @@ import time
 import torch
 
 from simulation.campaign import Tally, describe, describe_failure, run_campaign
-from simulation.crews.plan import draw_crew_plan
+from simulation.crews.plan import CrewPlan, draw_crew_plan, draw_join_plan
 from simulation.crews.play import play_crew
 from simulation.crews.rules import find_crew_violations
 from simulation.plan import draw_plan
@@ -31,10 +31,15 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, help="tell the story of one schedule instead")
     parser.add_argument("--crews", action="store_true", help="schedules of crews")
+    parser.add_argument("--joins", action="store_true", help="of crews that newcomers join")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.seed is not None:
-        return (tell_crew if arguments.crews else tell)(arguments.seed)
+        if arguments.joins:
+            return tell_crew(draw_join_plan(arguments.seed))
+        if arguments.crews:
+            return tell_crew(draw_crew_plan(arguments.seed))
+        return tell(arguments.seed)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     started_s = time.monotonic()
     progress = Progress(len(seeds))
@@ -43,6 +48,7 @@ def main() -> int:
         processes=arguments.processes,
         report=progress.show,
         of_crews=arguments.crews,
+        joins=arguments.joins,
     )
     print(file=sys.stderr)
     print(describe(tally, time.monotonic() - started_s))
@@ -84,9 +90,9 @@ def tell(seed: int) -> int:
     return 1 if violations else 0
 
 
-def tell_crew(seed: int) -> int:
+def tell_crew(plan: CrewPlan) -> int:
     """Play one schedule of a crew and print all that happens in it."""
-    outcome = play_crew(draw_crew_plan(seed))
+    outcome = play_crew(plan)
     print(outcome.plan, *outcome.story, sep="\n")
     for number, diary in outcome.diaries.items():
         epochs = [entry.number for entry in diary.entries]

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,8 +25,10 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 import simulation.distributed as distributed_module
 from distlion.crew import Crew
-from distlion.crew.lifeline import Lifeline
+from distlion.crew.lifeline import Lifeline, Pulse, ask_on
+from distlion.crew.side_link import Listener, dial
 from distlion.wire import gloo
+from distlion.wire.background import run_in_background
 from distlion.wire.groups import keep
 from simulation.kernel import Kernel, Killed, Task, running
 
@@ -209,8 +211,21 @@ TIME = SimpleNamespace(
     perf_counter_ns=lambda: int(running().now_s * 1e9),
     sleep=lambda seconds: running().sleep(seconds),
 )
+
+
+def _is_main_alive() -> bool:
+    return any(task.name == "main" for task in running().current.process.tasks)
+
+
+# A worker trains on its main thread.
+MAIN_THREAD = SimpleNamespace(is_alive=_is_main_alive)
 THREADING = SimpleNamespace(
-    Event=Event, Thread=Thread, Lock=Lock, get_ident=lambda: id(running().current)
+    Event=Event,
+    Thread=Thread,
+    Lock=Lock,
+    get_ident=lambda: id(running().current),
+    main_thread=lambda: MAIN_THREAD,
+    current_thread=lambda: MAIN_THREAD,
 )
 BEGINNING = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 # The clocks of two machines differ.
@@ -236,10 +251,15 @@ class _Lifeline:
     """``Lifeline``: a simulated connection breaks by itself where the store is silent."""
 
     def __init__(self, connect: Callable[[], Any], limit_s: float) -> None:
-        self.connect = connect
+        self.connect, self.asked, self.pulse = connect, connect(), Pulse()
+        self.asked.counts = False
+        self._ended = Event()
+        listen = partial(ask_on, self.asked, [], self._ended, self.pulse)
+        run_in_background(listen, self._ended, "distlion lifeline")
 
     def end(self) -> None:
         """Let the store go."""
+        self._ended.set()
 
 
 @cache
@@ -261,6 +281,8 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(dt.datetime): "datetime",
         id(random): "random",
         id(Lifeline): "Lifeline",
+        id(Listener): "Listener",
+        id(dial): "dial",
         id(socket): "socket",
     }
     return [
@@ -300,6 +322,8 @@ def installed(distributed: Any) -> Iterator[None]:
         "datetime": DATETIME,
         "random": RANDOM,
         "Lifeline": _Lifeline,
+        "Listener": getattr(distributed, "listen", None),
+        "dial": getattr(distributed, "dial", None),
         "socket": SimpleNamespace(
             gethostname=lambda: running().current.process.name,
             create_connection=getattr(distributed, "create_connection", None),

@@ -183,7 +183,7 @@ def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
 
 def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where members form an epoch for so long that nobody lets newcomers in."""
-    look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER)
+    look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER) + 1
 
     def look_at_first(lookout: Lookout, epoch: Epoch) -> bool:
         return epoch.number < last_seen and look(lookout, epoch)
@@ -212,11 +212,11 @@ def test_a_newcomer_that_reaches_the_store_alone_is_left_out_after_one_try(ways:
 def test_who_wakes_as_others_begin_an_epoch_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     find, n_late = Membership._ask, 0
 
-    def ask_late(membership: Membership, own: Member) -> Epoch:
+    def ask_late(membership: Membership, own: Member, *args: Any) -> Epoch:
         nonlocal n_late
         n_late += own.epoch > 0
         epoch.time.sleep(0.3)
-        return find(membership, own)
+        return find(membership, own, *args)
 
     monkeypatch.setattr(Membership, "_ask", ask_late)
     for seconds in (2.63, 2.65, 2.67, 2.69):

@@ -94,6 +94,12 @@ def test_a_thousand_more_crews_keep_all_rules() -> None:
     _play(range(QUICK_CREWS, QUICK_CREWS + MANY_CREWS), set(KINDS), of_crews=True)
 
 
+@pytest.mark.parametrize("seeds", in_tiers([range(12), range(12, 400)], lambda seeds: not seeds[0]))
+def test_crews_that_newcomers_join_keep_all_rules(seeds: range) -> None:
+    tally = play_seeds(seeds, joins=True)
+    assert not tally.failures
+
+
 @pytest.mark.parametrize("seed", in_tiers([1, 35], lambda seed: seed == 35))
 def test_a_seed_replays_its_crew(seed: int) -> None:
     first, second = (play_crew(draw_crew_plan(seed)) for _ in range(2))

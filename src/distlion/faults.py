@@ -24,9 +24,11 @@ StepPoint = Literal[
     "checkpoint",
 ]
 FormingPoint = Literal["arrive", "roster", "connect", "broadcast", "load"]
-Point = StepPoint | FormingPoint
+JoinPoint = Literal["stream", "piece", "replay", "caught_up"]
+Point = StepPoint | FormingPoint | JoinPoint
 POINTS: tuple[StepPoint, ...] = get_args(StepPoint)
 FORMING_POINTS: tuple[FormingPoint, ...] = get_args(FormingPoint)
+JOIN_POINTS: tuple[JoinPoint, ...] = get_args(JoinPoint)
 
 
 @dataclass
@@ -48,8 +50,8 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
     """Arm ``action`` for one rank, step and point of this process.
 
     Args:
-        rank: Rank in the voting group; while a crew forms an epoch, the number of the worker in the
-            crew.
+        rank: Rank in the voting group; while a crew forms an epoch, or a newcomer catches up, the
+            number of the worker in the crew.
         step: Step, counted from 0.
         point: "before_step" (nothing has happened), "after_encode" (votes packed, checks of the
             gradients still to come), "framed" (a checksummed chunk is about to be sent; ``action``
@@ -59,7 +61,11 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
             gets its name). While an epoch is formed: "arrive" (this worker is about to announce
             itself), "roster" (all know the members), "connect" (they are connected), "broadcast"
             (they have compared settings and copied parameters), "load" (nothing can fail any more,
-            and received state is about to be kept). At other points ``action`` gets the optimizer.
+            and received state is about to be kept). While a newcomer catches up: "stream" (its
+            donor is about to send a piece of its parameters), "piece" (it has come), "replay" (a
+            reply is about to be replayed), "caught_up" (it is about to ask to be let in); the first
+            is a point of the donor, the others of the newcomer; ``step`` is the number of the piece
+            or reply, or 0. At other points ``action`` gets the optimizer.
         action: Function called each time that rank, step and point match.
 
     Returns:
@@ -68,10 +74,9 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
     Raises:
         InvalidArgumentError: There is no such point.
     """
-    if point not in (*POINTS, *FORMING_POINTS):
-        raise InvalidArgumentError(
-            f"point={point!r}: expected one of {', '.join((*POINTS, *FORMING_POINTS))}"
-        )
+    known = *POINTS, *FORMING_POINTS, *JOIN_POINTS
+    if point not in known:
+        raise InvalidArgumentError(f"point={point!r}: expected one of {', '.join(known)}")
     fault = Fault(rank, step, point, action)
     armed.append(fault)
     return fault

@@ -181,3 +181,22 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_began(tmp_path: P
     resumed = Run()
     resumed.load(path)
     assert resumed.equals(expected)
+
+
+def test_checkpoint_of_other_coins_is_refused_and_nothing_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("distlion.checkpoint.writer.COINS", 2)
+        Run().save(tmp_path)
+    other = Run()
+    before = other.tensors()
+    with pytest.raises(errors.CheckpointError, match="version 2 of the coins"):
+        other.load(tmp_path)
+    assert other.equals(before)
+
+
+def test_checkpoint_of_the_first_coins_names_no_version(tmp_path: Path) -> None:
+    Run().save(tmp_path)  # so that earlier versions of the package read it
+    (path,) = tmp_path.glob("step-*/manifest.json")
+    assert "coins" not in path.read_text()

@@ -23,7 +23,8 @@ from crews import (
     start,
 )
 from distlion import faults
-from distlion.crew import CrewLocalSteps, membership
+from distlion.crew import CrewLocalSteps, lookout, membership
+from distlion.crew.admission import list_asks
 from local_crews import (
     EVERY,
     GOAL,
@@ -337,3 +338,29 @@ def test_a_run_whose_members_changed_is_replayed_bit_for_bit(name: str) -> None:
     assert all(result["struck"] == 1 for result in results)
     check_equal(results)
     replay(results, name)
+
+
+def come_just_before_a_vote(rank: int, size: int, port: int) -> dict[str, Any]:
+    """One worker asks as the others are about to vote; nobody looks at intervals."""
+    lookout.LOOK_S = 3600.0
+    store = connect(port)
+    if rank == 2:
+        store.get("about to vote")
+    crew = make_crew(port, min_workers=2, max_workers=size)
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        is_last = optimizer.committed_step == STRUCK_AT and optimizer.local_step % EVERY == 3
+        if rank != 2 and is_last and crew.size < size:
+            store.set("about to vote", "")
+            await_true(lambda: bool(list_asks(crew._membership.rendezvous.store)))
+
+    return train(crew, seed=rank, size=2, each=act)
+
+
+def test_a_worker_that_asks_just_before_a_vote_is_let_in_at_it() -> None:
+    store = host_store()
+    results = start(come_just_before_a_vote, 3, store.port)
+    check_equal(results)
+    for result in results[:2]:
+        assert len(result["rosters"][STRUCK_AT][1]) == 2
+        assert len(result["rosters"][STRUCK_AT + 1][1]) == 3

@@ -16,6 +16,7 @@ from cluster import run_workers
 from distlion import errors, faults
 from distlion.checkpoint import read_extra
 from distlion.checkpoint.folder import encode_latest
+from distlion.peers import connections
 
 pytestmark = pytest.mark.distributed
 
@@ -348,3 +349,38 @@ def test_buffers_and_extra_come_from_whoever_stood_at_ones_place(tmp_path: Path)
     assert [read_extra(tmp_path, process=rank) for rank in (0, 3)] == [{"rank": 0}, {"rank": 3}]
     found = run_workers(load_own_things, 2, str(tmp_path))
     assert found == [({"rank": 0}, 0.0), ({"rank": 2}, 2.0)]
+
+
+def fail_to_connect(rank: int, world_size: int, folder: str, async_: bool) -> list[str]:
+    """The connections for checkpoints fail once, on one rank; return the errors."""
+    worker = Worker(rank)
+    worker.train(0, 1)
+    own_group = connections.own_group
+    if rank == 1:
+
+        def fail_once(*args: Any, **options: Any) -> Any:
+            own_group(*args, **options)
+            connections.own_group = own_group
+            raise errors.ProcessGroupError("a cable was pulled")
+
+        connections.own_group = fail_once
+    said = []
+    for step in (1, 2):
+        try:
+            distlion.save_checkpoint(folder, worker.model, worker.optimizer, async_=async_).wait()
+        except errors.CheckpointError as error:
+            said.append(str(error))
+        worker.train(step, step + 1)
+    worker.optimizer.verify_replicas()
+    return said
+
+
+@pytest.mark.parametrize("async_", [False, True])
+def test_checkpoint_that_cannot_connect_fails_everywhere_and_steps_go_on(
+    tmp_path: Path, async_: bool
+) -> None:
+    for said in run_workers(fail_to_connect, 2, str(tmp_path), async_):
+        assert len(said) == 1
+        assert "rank 1" in said[0]
+        assert "a cable was pulled" in said[0]
+    assert (tmp_path / "latest").exists()

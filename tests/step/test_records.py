@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -14,7 +15,7 @@ import distlion
 from distlion import Agreement, Precision, Replicas, Timeouts
 from distlion.crew import CrewLion
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
-from distlion.step.arguments import FORMER
+from distlion.step.arguments import CUT, FORMER
 from distlion.step.settings import Settings
 
 RECORDS = (
@@ -100,6 +101,16 @@ def test_a_former_argument_names_its_record(name: str, maker: str) -> None:
     assert isinstance(getattr(distlion, record), type)
     assert field.split(",")[0].rstrip(")") in getattr(distlion, record).__dataclass_fields__
     assert argument in Settings.__dataclass_fields__
+
+
+@pytest.mark.parametrize("maker", ["local", "virtual local"])
+@pytest.mark.parametrize("name", CUT)
+def test_an_argument_that_is_gone_says_what_to_write(name: str, maker: str) -> None:
+    with pytest.raises(UnsupportedTypeError, match=rf"^{name}=7: .* Leave it out") as caught:
+        MAKERS[maker](**{name: 7})
+    advised = set(re.findall(r"(\w+)=(?!\w)", str(caught.value)))
+    assert advised
+    assert advised <= inspect.signature(distlion.LocalSteps).parameters.keys()
 
 
 @pytest.mark.parametrize("maker", ["real", "local"])

@@ -6,6 +6,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 from simulation.crews.network import CrewMachine, CrewNetwork, CrewStore
+from simulation.crews.streams import make_side_links
 from simulation.distributed import Distributed, PrefixStore
 from simulation.groups import End
 from simulation.kernel import running
@@ -22,6 +23,10 @@ class CrewDistributed(Distributed):
     HashStore = _Alone
     distributed_c10d = SimpleNamespace(_set_pg_timeout=lambda timeout, group: None)
     network: CrewNetwork
+
+    def __init__(self, network: CrewNetwork) -> None:
+        super().__init__(network)
+        self.listen, self.dial = make_side_links(network)
 
     @property
     def _machine(self) -> CrewMachine:

@@ -10,7 +10,7 @@ from simulation.crews.plan import CrewFault, CrewPlan, Phase
 from simulation.faults import FRAME
 from simulation.network import Bytes, Cut, Machine, Message
 
-AT_WORKER = ("late", "leave")
+AT_WORKER = ("late", "leave", "abandon")
 """Faults that strike between two steps of a worker, which asks for them."""
 
 

@@ -17,6 +17,7 @@ from simulation.network import WAKING_S, Delays, Machine, Network
 from simulation.stand_ins import Future, Lock
 
 if TYPE_CHECKING:
+    from simulation.crews.streams import Stream, StreamListener
     from simulation.groups import End
 
 STORE = -1
@@ -61,12 +62,15 @@ class CrewNetwork(Network):
     Attributes:
         keeper: The machine that keeps the store.
         on_request: Called before each request to the store.
+        streams, listeners: Ends of connections beside groups, and ports for them.
     """
 
     def __init__(self, kernel: Kernel, delays: Delays) -> None:
         super().__init__(kernel, 0, delays, has_agent=True)
         self.keeper = Machine("store", rank=STORE)
         self.on_request: Callable[[Machine], None] = lambda machine: None
+        self.streams: list[Stream] = []
+        self.listeners: list[StreamListener] = []
         self._asked: list[tuple[CrewMachine, Future]] = []
         self._waiting: list[tuple[Sequence[str], Callable[[], None]]] = []
 
@@ -89,6 +93,9 @@ class CrewNetwork(Network):
         kernel.end_process(machine)
         for end in machine.groups.values():
             self.close(end)
+        for stream in self.streams:
+            if isinstance(machine, CrewMachine):
+                stream.lose(machine)
 
     def close(self, end: End) -> None:
         """Close a machine's connections of one group."""
@@ -193,6 +200,7 @@ class CrewStore:
     def __init__(self, network: CrewNetwork, machine: CrewMachine, timeout_s: float) -> None:
         self._network, self._machine, self._timeout_s = network, machine, timeout_s
         self._lock, self._is_broken = Lock(), False
+        self.counts = True  # whether moments of faults are counted by its requests
         self._under_way: deque[Callable[[], None]] = deque()
         kernel = network.kernel
         deadline_s = kernel.now_s + timeout_s
@@ -254,7 +262,8 @@ class CrewStore:
     ) -> Any:
         """Send a request; wait for its answer, unless it has none."""
         network, machine, kernel = self._network, self._machine, self._network.kernel
-        network.on_request(machine)
+        if self.counts:
+            network.on_request(machine)
         kernel.check_alive()
         if machine.stopped_until_s > kernel.now_s:
             kernel.sleep(0)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from distlion.votes.registry import RULES
 from simulation.network import Delays
 from simulation.plan import _draw_delays, _draw_options
 
-Kind = Literal["die", "stop", "cut", "split", "unheard", "late", "leave", "stale", "store"]
+Kind = Literal[
+    "die", "stop", "cut", "split", "unheard", "late", "leave", "abandon", "stale", "store"
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = (
-    "die", "stop", "cut", "split", "unheard", "late", "leave", "stale", "store",
+    "die", "stop", "cut", "split", "unheard", "late", "leave", "abandon", "stale", "store",
 )  # fmt: skip
 Phase = Literal["forming", "training", "committed", "ending"]
 WAIT_S = 100.0
@@ -28,7 +30,8 @@ class CrewFault:
     Attributes:
         kind: "die"; "stop", for ``seconds``; "cut" from ``peer``; "split": it and its ``side`` are
             cut off from all others, with or without the store; "unheard": cut off from the store;
-            "late": it computes for ``seconds``; "leave": its script fails; "stale": in place of a
+            "late": it computes for ``seconds``; "leave": its script fails; "abandon": so that its
+            main thread ends without a word, while others keep the process; "stale": in place of a
             message it sends one of an earlier epoch; "store": the store dies, or is stopped.
         victim: Its number.
         phase: What the victim is at: it forms an epoch, trains in one, has just committed, or has
@@ -87,6 +90,7 @@ class CrewPlan:
         skew_s: The largest difference between clocks and the true time.
         absent: Whether gradients are missing now and then.
         faults: What goes wrong.
+        replay_steps: Most replies that wait for a newcomer; None where none is planned to catch up.
     """
 
     seed: int
@@ -104,6 +108,7 @@ class CrewPlan:
     skew_s: float
     absent: bool
     faults: tuple[CrewFault, ...]
+    replay_steps: int | None = None
 
     @property
     def is_slow(self) -> bool:
@@ -166,6 +171,41 @@ def draw_crew_plan(seed: int) -> CrewPlan:
     )
 
 
+def draw_join_plan(seed: int) -> CrewPlan:
+    """Draw a schedule in which newcomers catch up with a donor, and faults strike both."""
+    chance = random.Random(f"join {seed}")
+    plan = draw_crew_plan(seed)
+    size, goal = len(plan.starts_s), chance.choice((10, 16, 24))
+    stateless = [name for name in sorted(RULES) if not RULES[name].rule.worker_state]
+    n_coming = chance.choice((1, 1, 2, 3))
+    comings = tuple(
+        Coming(chance.randrange(1, 4), chance.choice((0.0, chance.uniform(0, 2))))
+        for _ in range(n_coming)
+    )
+    timeout_s = plan.options["timeouts"].step_s
+    faults = list(plan.faults[:1]) if chance.random() < 0.3 else []
+    for _ in range(chance.choice((0, 1, 1, 2, 2))):
+        fault = _draw_fault(chance, size + n_coming, size, goal, timeout_s, before=None)
+        victim, phase, after = chance.choice(
+            (
+                (chance.randrange(size, size + n_coming), "forming", chance.randrange(160)),
+                (chance.randrange(size), "training", chance.randrange(400)),
+            )
+        )
+        faults.append(replace(fault, victim=victim, phase=phase, time=0, after=after))
+    return replace(
+        plan,
+        comings=comings,
+        max_workers=None,
+        newcomers="zeros",
+        sizes=tuple(chance.choice((7, 65, 300, 1500)) for _ in plan.sizes),
+        rules=tuple(chance.choice(stateless) for _ in plan.rules),
+        goal=goal,
+        faults=tuple(each for each in faults if each.victim != each.peer),
+        replay_steps=chance.choice((1, 3, 64, 64)),
+    )
+
+
 def _draw_rule(chance: random.Random) -> str:
     if chance.random() < 0.25:
         return chance.choice([name for name in sorted(RULES) if name.startswith("feedback")])
@@ -191,7 +231,7 @@ def _draw_fault(
     *,
     before: CrewFault | None,
 ) -> CrewFault:
-    kind: Kind = chance.choices(KINDS, (34, 16, 10, 8, 9, 6, 4, 4, 6))[0]
+    kind: Kind = chance.choices(KINDS, (34, 16, 10, 8, 9, 6, 2, 2, 4, 6))[0]
     victim = chance.randrange(size if chance.random() < 0.8 else n_workers)
     others = [number for number in range(n_workers) if number != victim]
     phase: Phase = chance.choices(("forming", "training", "committed"), (45, 40, 15))[0]

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from distlion.crew import replies
 from distlion.errors import IdenticalGradientsWarning
 from simulation.crews.distributed import CrewDistributed
 from simulation.crews.faults import CrewInjector
@@ -21,6 +22,9 @@ from simulation.stand_ins import installed
 
 LIMIT_S = 300.0
 """Virtual seconds; who has no end by then has none."""
+
+PIECE_BYTES = 256
+"""Of the pieces in which a newcomer gets parameters."""
 
 LINGERS_S = (0.0, 0.0, 0.5, 200.0)
 """How long a process may live on after its script has ended."""
@@ -79,7 +83,7 @@ class CrewPlay:
         kernel, outcome = self._kernel, self._outcome
         active.append(kernel)
         try:
-            with installed(CrewDistributed(self._network)), _quiet():
+            with installed(CrewDistributed(self._network)), _quiet(), _small_pieces():
                 for number, start_s in enumerate(self._plan.starts_s):
                     self._start(self._machine(number), start_s)
                 try:
@@ -107,6 +111,8 @@ class CrewPlay:
     def _forget(self) -> None:
         """Let go of all: a transfer without an end is kept for ever, and would keep the rest."""
         self._kept.clear()
+        self._network.streams.clear()
+        self._network.listeners.clear()
         for machine in self._network.machines:
             for end in machine.groups.values():
                 vars(end).clear()
@@ -135,13 +141,15 @@ class CrewPlay:
             try:
                 kernel.sleep(after_s)
                 worker.live()
-                self._left.discard(number)
-                kernel.sleep(kernel.random.choice(LINGERS_S))
-                for function in list(machine.at_exit):
-                    function()
-                self._network.end(machine, is_crash=False)
             finally:
                 self._left.discard(number)
+            kernel.spawn(machine, "others", linger)
+
+        def linger() -> None:
+            kernel.sleep(kernel.random.choice(LINGERS_S))
+            for function in list(machine.at_exit):
+                function()
+            self._network.end(machine, is_crash=False)
 
         kernel.spawn(machine, "main", live)
 
@@ -169,6 +177,16 @@ def play_crew(plan: CrewPlan) -> CrewOutcome:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _small_pieces() -> Iterator[None]:
+    """Cut even small models into several pieces."""
+    before, replies.PIECE_BYTES = replies.PIECE_BYTES, PIECE_BYTES
+    try:
+        yield
+    finally:
+        replies.PIECE_BYTES = before
 
 
 @contextlib.contextmanager

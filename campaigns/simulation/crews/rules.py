@@ -14,7 +14,8 @@ Always, whatever happened:
    has committed: nothing goes on as two runs;
 7. who ends with an error ends with a ``CrewError``;
 8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain;
-9. no epoch begins anew, of newcomers alone, while others that have trained reach the store.
+9. no epoch begins anew, of newcomers alone, while others that have trained reach the store;
+10. nobody who runs is given up, however long it computes, within ``Timeouts.busy_s``.
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was
@@ -25,10 +26,11 @@ good excuse it, and so do messages that take longer than ``Timeouts.step_s``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from distlion.crew.store import STORE_TIMEOUT_S
 from simulation.crews.estimates import NOTHING
-from simulation.crews.plan import WAIT_S
+from simulation.crews.plan import WAIT_S, CrewPlan
 from simulation.crews.play import CrewOutcome
 from simulation.crews.worker import CrewDiary, Entry
 
@@ -36,6 +38,7 @@ OVER = "the run is over"
 FEW = "fewer than"
 NO_STORE = "store"
 APART = "not to each other"
+BEHIND = "has fallen behind"
 
 
 def find_crew_violations(outcome: CrewOutcome) -> list[str]:
@@ -46,6 +49,7 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *(f"worker {diary.number}: {text}" for diary in diaries for text in diary.wrong),
         *_find_other_rosters(outcome, diaries),
         *_find_other_bits(diaries),
+        *_find_unknown_bits(diaries),
         *_find_other_beginnings(diaries),
         *_find_steps_back(diaries),
         *_find_other_estimates(diaries),
@@ -54,6 +58,7 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *_find_no_progress(outcome, diaries),
         *_find_vain_epochs(outcome, diaries),
         *_find_new_beginnings(outcome, diaries),
+        *_find_given_up(outcome, diaries),
     ]
 
 
@@ -71,8 +76,7 @@ def _find_other_rosters(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Itera
         if len(rosters) > 1:
             yield f"epoch {number} has {len(rosters)} rosters: {rosters}"
         for diary, entry in entered:
-            places = [(epoch, step) for _, epoch, step in entry.members]
-            if places != sorted(places, reverse=True):
+            if list(entry.progress) != sorted(entry.progress, reverse=True):
                 yield f"epoch {number}: the most advanced is not the first: {entry.members}"
             if len(entry.members) < outcome.plan.min_workers:
                 yield f"epoch {number} has {len(entry.members)} members"
@@ -93,15 +97,35 @@ def _find_other_bits(diaries: list[CrewDiary]) -> Iterator[str]:
                 found.setdefault((epoch, step), set()).add(params)
             elif step:
                 yield f"worker {diary.number} is new, and at step {step}"
-        for before, after, (_, has_trained) in zip(
-            diary.before, diary.before[1:], diary.tried, strict=False
-        ):
-            # Weights that nobody has trained yet may be those of another one.
-            if has_trained and after[0] == 0 and before[2] != after[2]:
-                yield f"worker {diary.number} has taken parameters of an epoch that failed"
+        yield from _find_untrained_bits(diary)
     for key, values in sorted(found.items()):
         if len(values) > 1:
             yield f"parameters of epoch {key[0]}, step {key[1]}, have {len(values)} outcomes"
+
+
+def _find_untrained_bits(diary: CrewDiary) -> Iterator[str]:
+    """Find a newcomer that follows nobody, and has kept parameters of an epoch that failed."""
+    places = [
+        (place, has_trained)
+        for place, (_, has_trained), follows in zip(
+            diary.before, diary.tried, diary.followed, strict=False
+        )
+        if not follows
+    ]
+    for (before, has_trained), (after, _) in pairwise(places):
+        # Weights that nobody has trained yet may be those of another one.
+        if has_trained and after[0] == 0 and before[2] != after[2]:
+            yield f"worker {diary.number} has taken parameters of an epoch that failed"
+
+
+def _find_unknown_bits(diaries: list[CrewDiary]) -> Iterator[str]:
+    """Find workers that have caught up to parameters that no member had."""
+    known = {entry.params for diary in diaries for entry in diary.entries}
+    known |= {params for diary in diaries for _, params, _ in diary.commits}
+    for diary in diaries:
+        for place, follows in zip(diary.before, diary.followed, strict=True):
+            if follows and place[2] not in known:
+                yield f"worker {diary.number} has caught up to parameters that nobody had"
 
 
 def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
@@ -192,6 +216,12 @@ def _may_miss_store(outcome: CrewOutcome) -> bool:
     )
 
 
+def _is_known_limit(plan: CrewPlan, text: str) -> bool:
+    """Return whether a worker may have been sent away with these words."""
+    is_behind = plan.replay_steps is not None and BEHIND in text
+    return is_behind or (plan.is_beyond_limits and APART in text)
+
+
 def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
     if _is_impaired(outcome):
         return
@@ -207,9 +237,9 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             # Who ends it waits first until its members have come to their end.
             if finished_s > diary.ended_s + 1:
                 yield f"worker {diary.number} heard too early that the run is over"
-            missed = {
-                key for d in diaries for key, _, at_s in d.commits if at_s > diary.started_s + 4
-            }
+            # A large model takes long to come.
+            since_s = diary.started_s + (4 if outcome.plan.replay_steps is None else 20)
+            missed = {key for d in diaries for key, _, at_s in d.commits if at_s > since_s}
             plan = outcome.plan
             # In a slow network it may have stayed away, so that others could connect.
             has_place = not outcome.fired and plan.max_workers is None and not plan.is_slow
@@ -225,7 +255,9 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             # In a slow network it may have failed each time that it was let in.
             if len(there) >= least and not outcome.plan.is_slow:
                 yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
-        elif outcome.plan.is_beyond_limits and APART in text:
+        elif (outcome.plan.is_beyond_limits and APART in text) or (
+            outcome.plan.replay_steps is not None and BEHIND in text
+        ):
             continue
         elif NO_STORE not in text or not _may_miss_store(outcome):
             yield f"worker {diary.number} was sent away: {text}"
@@ -250,7 +282,8 @@ def _find_vain_epochs(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
 
 
 def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
-    if {fault.kind for fault, _ in outcome.fired} - {"die", "leave", "late", "stale", "cut"}:
+    kinds = {fault.kind for fault, _ in outcome.fired}
+    if kinds - {"die", "leave", "abandon", "late", "stale", "cut"}:
         return  # others may have been silent for good
     for number, entered in _list_entries(diaries).items():
         entry = entered[0][1]
@@ -260,3 +293,17 @@ def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iter
             lives_on = diary.ending in ("finished", "raised") and diary.ended_s > entry.at_s + 3
             if has_trained and lives_on:
                 yield f"epoch {number} begins anew while worker {diary.number} lives"
+
+
+def _find_given_up(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    plan = outcome.plan
+    if plan.comings or plan.is_slow or any(fault.kind != "late" for fault, _ in outcome.fired):
+        return
+    late_s = sum(fault.seconds for fault, _ in outcome.fired) + plan.compute_s
+    if late_s > plan.options["timeouts"].busy_s - 1:
+        return
+    for diary in diaries:
+        sizes = [len(entry.members) for entry in diary.entries]
+        # Before all have come, members change without a fault.
+        if len(diaries) in sizes[:-1]:
+            yield f"worker {diary.number}, where at most one was late: epochs of {sizes} members"

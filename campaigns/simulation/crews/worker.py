@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ class ScriptError(Exception):
     """What a script of a user may raise."""
 
 
+class AbandonedError(ScriptError):
+    """The same in a script that does not leave its crew by that."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """An epoch that a worker has entered.
@@ -37,6 +42,8 @@ class Entry:
     Attributes:
         number: Of the epoch.
         members: By rank, the id of each, the last epoch it was whole in, and its steps.
+        progress: By rank, the last epoch and the steps that its parameters have: of a newcomer that
+            has caught up, its donor's.
         step: Steps of this worker, once it is in.
         params: Bits of its parameters then.
         buffer: Those of its buffer.
@@ -46,6 +53,7 @@ class Entry:
 
     number: int
     members: tuple[tuple[int, int, int], ...]
+    progress: tuple[tuple[int, ...], ...]
     step: int
     params: int
     buffer: int
@@ -71,6 +79,7 @@ class CrewDiary:
         tried: Each time, the epoch that it got, or 0, and whether somebody there had trained.
         commits: What it committed: the bits of its parameters after that, and when.
         carried: Between two steps: steps its scheduler counts, the cursor of its sampler, its lr.
+        followed: For each of ``before``, whether it had caught up with a donor.
         wrong: What it found wrong by itself.
     """
 
@@ -85,6 +94,7 @@ class CrewDiary:
     tried: list[tuple[int, bool]] = field(default_factory=list)
     commits: list[tuple[Key, int, float]] = field(default_factory=list)
     carried: dict[Key, tuple[int, int, float]] = field(default_factory=dict)
+    followed: list[bool] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -156,7 +166,8 @@ class CrewWorker:
 
     def _train(self) -> None:
         plan = self._plan
-        more = {} if plan.max_workers is None else {"max_workers": plan.max_workers}
+        named = {"max_workers": plan.max_workers, "replay_steps": plan.replay_steps}
+        more = {key: value for key, value in named.items() if value is not None}
         crew = distlion.Crew(
             "store:29400",
             min_workers=plan.min_workers,
@@ -186,8 +197,13 @@ class CrewWorker:
 
         membership.find_next = note_and_find  # type: ignore[method-assign]
         membership.enter = enter_and_note  # type: ignore[method-assign]
-        with crew:
-            self._train_in(crew)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(crew)
+            try:
+                self._train_in(crew)
+            except AbandonedError:
+                stack.pop_all()
+                raise
 
     def _train_in(self, crew: distlion.Crew) -> None:
         plan, diary, machine = self._plan, self._diary, self._machine
@@ -206,6 +222,8 @@ class CrewWorker:
             fault = self._injector.find_own(machine, self._n_commits)
             if fault is not None and fault.kind == "leave":
                 raise ScriptError
+            if fault is not None and fault.kind == "abandon":
+                raise AbandonedError
             if fault is not None:
                 self._kernel.sleep(fault.seconds)
             optimizer.zero_grad()
@@ -245,6 +263,7 @@ class CrewWorker:
     def _note_forming(self, own: Member) -> None:
         place = (own.epoch, own.step, self._digest(), _check(self._buffer))
         self._diary.before.append(place)
+        self._diary.followed.append(own.donor is not None)
         self._machine.begin("forming", self._n_formed)
 
     def _note_entry(self, epoch: Epoch) -> None:
@@ -259,6 +278,7 @@ class CrewWorker:
             Entry(
                 epoch.number,
                 tuple((member.id, member.epoch, member.step) for member in epoch.members),
+                tuple(tuple(member.progress[:2]) for member in epoch.members),
                 found.committed_step,
                 self._digest(),
                 _check(self._buffer),

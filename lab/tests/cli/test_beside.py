@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from distlion.errors import InvalidArgumentError
 from distlion_lab.cli import app
-from distlion_lab.cli.beside import print_beside, settle_beside
+from distlion_lab.cli.beside import print_beside, print_next, settle_beside
 from distlion_lab.report.loss_figure import draw_beside_figure
+from distlion_lab.report.race import Lap
 from distlion_lab.training.methods import find_method
 from distlion_lab.training.train_settings import Overlap, TrainSettings
 from run_records import make_record
@@ -86,14 +87,28 @@ def test_who_is_behind_is_said(first, second, words):
     assert words in show(first, second)
 
 
+def show_next(first, second):
+    console = Console(width=200)
+    with console.capture() as shown:
+        print_next(console, first, second)
+    return shown.get()
+
+
 def test_next_commands_name_what_was_trained():
-    assert "--task text --methods majority,global-adamw" in show(VOTES, BASELINE)
+    assert "--task text --methods majority,global-adamw" in show_next(VOTES, BASELINE)
+
+
+def test_next_commands_run_where_they_are_shown(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/opt/venv/bin/distlion", "train"])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "/opt/venv/bin/distlion plan" in show_next(VOTES, BASELINE)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/distlion")
+    assert "  distlion plan" in show_next(VOTES, BASELINE)
 
 
 def test_local_steps_are_named_as_those_who_compare_know_them():
-    text = show(LOCAL, BASELINE)
-    assert "scaled every 8 steps trails" in text
-    (methods,) = re.findall(r"--methods (\S+)", text)
+    assert "scaled every 8 steps trails" in show(LOCAL, BASELINE)
+    (methods,) = re.findall(r"--methods (\S+)", show_next(LOCAL, BASELINE))
     assert methods == "local-8-scaled-plain,global-adamw"
     assert [find_method(name).name for name in methods.split(",")] == methods.split(",")
 
@@ -128,21 +143,27 @@ def test_a_rule_that_is_unknown_is_refused():
 def test_figure_has_both_runs(tmp_path):
     draw_beside_figure([VOTES.to_json(), BASELINE.to_json()], tmp_path / "both.png")
     draw_beside_figure([VOTES.to_json(), VOTES.to_json()], tmp_path / "one.png")
+    laps = [Lap("100mbit", "measured", ([0.0, 1.0, 2.0], [0.0, 3.0, 6.0]))]
+    draw_beside_figure([VOTES.to_json(), BASELINE.to_json()], tmp_path / "race.png", laps)
     silent = make_run("majority", [0.0, 5.0, 10.0], [5.0, 3.0, 2.2], 0)
     draw_beside_figure([silent.to_json(), BASELINE.to_json()], tmp_path / "silent.png")
     assert (tmp_path / "both.png").read_bytes() != (tmp_path / "one.png").read_bytes()
+    assert (tmp_path / "both.png").read_bytes() != (tmp_path / "race.png").read_bytes()
 
 
 @pytest.mark.smoke
 @pytest.mark.distributed
-def test_a_second_run_is_trained_and_shown_beside_the_first(tmp_path):
+def test_a_second_run_is_trained_and_races_beside_the_first(tmp_path, monkeypatch):
     folder = tmp_path / "run"
+    monkeypatch.setattr("distlion_lab.training.network.entry_points", lambda group: [])
     options = ("--workers", "2", "--beside", "global-adamw", "--beside-lr", "0.002")
+    options += ("--race", "100mbit,1gbit")
     result = CliRunner().invoke(app, [*SHORT, *options, "--run-dir", str(folder)])
     assert result.exit_code == 0, result.stderr
     record = json.loads((folder / "beside" / "record.json").read_text())
     assert (record["settings"]["rule"], record["settings"]["lr"]) == ("global-adamw", 0.002)
     assert "in validation loss" in result.stdout
+    assert "computed" in result.stdout and "At 100mbit" in result.stdout
     assert (folder / "beside.png").stat().st_size > 0
 
 

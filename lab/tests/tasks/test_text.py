@@ -7,7 +7,7 @@ import torch
 from distlion_lab.errors import DataError
 from distlion_lab.tasks.base import batch_loss, score_batch, seeded_generator
 from distlion_lab.tasks.partition import ByBook, Contiguous, Even
-from distlion_lab.tasks.text import CharVocabulary, TextTask, Tokenizer
+from distlion_lab.tasks.text import TextTask, Tokenizer
 
 TINY = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 8, "n_layer": 1}
 TINY |= {"n_head": 2}
@@ -87,7 +87,8 @@ def letters_by_rank(folder, config_path, partition, *, world_size, tokenizer=Tok
     ]
 
 
-@pytest.mark.parametrize("tokenizer", list(Tokenizer))
+# A book of one letter is one word.
+@pytest.mark.parametrize("tokenizer", [Tokenizer.BYTE, Tokenizer.CHAR])
 def test_whole_books_have_one_reader(books, config_path, tokenizer):
     seen = letters_by_rank(books, config_path, ByBook(), world_size=5, tokenizer=tokenizer)
     assert sum(map(len, seen)) == len(set().union(*seen)) == 19
@@ -275,19 +276,59 @@ def test_vocabulary_below_that_of_the_tokens_is_refused(tmp_path, numbered):
         TextTask(data=str(numbered), tokenizer=Tokenizer.BYTE, model_config=path, batch_size=1)
 
 
-def test_char_vocabulary_numbers_characters_by_code_point():
-    vocabulary = CharVocabulary("banäna")
-    assert len(vocabulary) == 5  # a b n ä, and 0 for all others
-    assert vocabulary.encode("abnä").tolist() == [1, 2, 3, 4]
-
-
-def test_char_vocabulary_maps_unknown_characters_to_zero():
-    assert CharVocabulary("abc").encode("a~zéc\U0001f600").tolist() == [1, 0, 0, 0, 3, 0]
-
-
 def test_char_level_task_counts_characters_not_bytes(tmp_path):
     path = tmp_path / "umlauts.txt"
     path.write_text("äöü\n" * 2000)
     task = TextTask(data=str(path), tokenizer=Tokenizer.CHAR, model_config=None, batch_size=1)
     facts = task.describe()
     assert facts["train_tokens"] + facts["heldout_tokens"] == 8000
+
+
+def test_word_level_task_counts_words(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("def run\n" * 2000)
+    task = TextTask(data=str(path), tokenizer=Tokenizer.WORD, model_config=None, batch_size=1)
+    facts = task.describe()
+    assert facts["train_tokens"] + facts["heldout_tokens"] == 6000  # "def", " run", end of line
+    assert facts["vocabulary"] == 1 + 3
+
+
+def test_a_sample_continues_the_text_from_the_start_of_a_line(task, numbered):
+    sample = task.sample(task.build_model(seed=0), seed=0)
+    assert sorted(sample) == ["data", "model", "prompt"]
+    text = sample["prompt"] + sample["data"]
+    assert len(text) == 16 and len(sample["prompt"]) == 4
+    assert f"\n{text}" in numbered.read_text()
+
+
+def test_a_sample_is_the_models_and_its_seeds(task):
+    model = task.build_model(seed=0)
+    first = task.sample(model, seed=0)
+    assert model.training
+    assert task.sample(model, seed=0) == first
+    assert task.sample(model, seed=1)["model"] != first["model"]
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.transformer.wte.weight[ord("x")] = 0
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.fill_(100.0)
+        model.lm_head.weight[ord("x")] = 1.0
+    assert set(task.sample(model, seed=0)["model"]) == {"x"}
+
+
+def test_a_text_without_line_ends_has_a_sample(tmp_path, config_path):
+    path = tmp_path / "one_line.txt"
+    path.write_text("word " * 1000)
+    task = TextTask(
+        data=str(path), tokenizer=Tokenizer.BYTE, model_config=config_path, batch_size=1
+    )
+    assert len(task.sample(task.build_model(seed=0), seed=0)["data"]) == 12
+
+
+def test_what_is_unknown_is_never_written(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("to be or not to be\n" * 1000)
+    task = TextTask(data=str(path), tokenizer=Tokenizer.WORD, model_config=None, batch_size=1)
+    model = task.build_model(seed=0)
+    # An untrained model draws from 7 tokens and the unknown one alike.
+    assert "…" not in task.sample(model, seed=0)["model"]

@@ -23,15 +23,26 @@ def enter_and_run(namespace: str, parent: int, command: list[str]) -> None:
     Raises:
         OSError: The namespace cannot be entered, or the command cannot be run.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before it was watched
         os._exit(1)
-    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), namespace)
+    enter_namespace(namespace)
     os.execvp(command[0], command)
+
+
+def enter_namespace(namespace: str) -> None:
+    """Move the calling thread, and those that it starts from now on, to a network namespace.
+
+    Raises:
+        OSError: The namespace cannot be entered.
+    """
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), namespace)
+    finally:
+        os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
 from distlion.errors import InvalidArgumentError
@@ -14,7 +15,8 @@ from distlion.signals import deferred_signals
 from distlion_lab.errors import NetlabError
 from distlion_lab.training.processes import leaving_in_order
 from distlion_netlab.congestion import read_congestion_control, set_congestion_control
-from distlion_netlab.lab_plan import LabPlan
+from distlion_netlab.enter import enter_namespace
+from distlion_netlab.lab_plan import INTERFACE, NAMESPACE_FOLDER, LabPlan
 from distlion_netlab.link_rate import UNLIMITED, TokenBucket, parse_host_rates
 from distlion_netlab.state import LabState, list_states, read_state
 from distlion_netlab.switch import check_latency, find_switch, start_switch, stop_switch
@@ -27,6 +29,26 @@ from distlion_netlab.wires import (
     list_processes,
     remove_namespaces,
 )
+
+
+@dataclass(frozen=True)
+class EnterHost:
+    """Put the calling process on a host of a lab, for Gloo to use its interface.
+
+    Attributes:
+        namespaces: Files of the hosts' namespaces.
+    """
+
+    namespaces: tuple[str, ...]
+
+    def __call__(self, host: int) -> None:
+        """Enter; threads that the process has already stay outside.
+
+        Raises:
+            OSError: The lab is gone, or root rights are.
+        """
+        enter_namespace(self.namespaces[host])
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
 class Lab:
@@ -141,6 +163,12 @@ class Lab:
     def n_hosts(self) -> int:
         """The number of hosts."""
         return self.plan.n_hosts
+
+    @property
+    def enter(self) -> EnterHost:
+        """Puts a process on a host; for processes that this one starts."""
+        folder = NAMESPACE_FOLDER
+        return EnterHost(tuple(str(folder / name) for name in self.plan.host_namespaces))
 
     @property
     def congestion_control(self) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from distlion.errors import InvalidArgumentError
 
 MOST_HOSTS = 250
 INTERFACE = "eth0"
+NAMESPACE_FOLDER = Path("/run/netns")
 BRIDGE = "bridge"
 PREFIX_LENGTH = 24
 

@@ -18,7 +18,7 @@ from distlion.errors import InvalidArgumentError
 from distlion.signals import deferred_signals
 from distlion_lab.training.processes import describe_exit
 from distlion_netlab.lab import Lab
-from distlion_netlab.lab_plan import INTERFACE
+from distlion_netlab.lab_plan import INTERFACE, NAMESPACE_FOLDER
 
 MASTER_PORT = 29500
 # Time for the others to go on after a rank has failed, and again to end.
@@ -29,7 +29,6 @@ TERMINATE_S = 2.0
 _QUIET = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
 
 _ENTER = Path(__file__).with_name("enter.py")
-_NAMESPACE_FOLDER = Path("/run/netns")
 _CHUNK_BYTES = 1 << 16
 
 Show = Callable[[int, bool, bytes], None]
@@ -216,7 +215,7 @@ class HostProcesses:
         environment: Mapping[str, str],
         pass_fds: Sequence[int],
     ) -> None:
-        namespace = _NAMESPACE_FOLDER / lab.plan.host_namespaces[placement.host]
+        namespace = NAMESPACE_FOLDER / lab.plan.host_namespaces[placement.host]
         popen = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_ENTER), str(namespace), str(os.getpid()), *command],
             env=os.environ | environment,

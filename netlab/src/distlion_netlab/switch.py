@@ -12,12 +12,11 @@ from pathlib import Path
 
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import NetlabError
-from distlion_netlab.lab_plan import LabPlan
+from distlion_netlab.lab_plan import NAMESPACE_FOLDER, LabPlan
 from distlion_netlab.wires import list_processes
 
 _ENTER = Path(__file__).with_name("enter.py")
 _FORWARD = Path(__file__).with_name("forward.py")
-_NAMESPACE_FOLDER = Path("/run/netns")
 _NOBODY = 0
 _PATIENCE_S = 10
 LEAST_LATENCY_S, MOST_LATENCY_S = 1e-3, 10.0
@@ -47,7 +46,7 @@ def start_switch(plan: LabPlan, latency_s: float, *, stays: bool) -> None:
     Raises:
         NetlabError: It cannot forward.
     """
-    namespace = _NAMESPACE_FOLDER / plan.bridge_namespace
+    namespace = NAMESPACE_FOLDER / plan.bridge_namespace
     owner = _NOBODY if stays else os.getpid()
     ports = [plan.port(host) for host in range(plan.n_hosts)]
     python = [sys.executable, "-I", "-S"]

@@ -243,6 +243,8 @@ class Manifest:
             holds the whole model, in the parts that its processes wrote.
         files: Each file by name.
         identity: Identity of the optimizer that saved it; "" in format 1.
+        coins: Version of its coins. Written only from 2 on, so that earlier versions of distlion
+            read what they can continue.
     """
 
     format: int
@@ -257,6 +259,7 @@ class Manifest:
     leaders: list[int]
     files: dict[str, FileRecord]
     identity: str = ""
+    coins: int = 1
 
     @property
     def n_voters(self) -> int:
@@ -271,12 +274,18 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Digest of the whole manifest."""
-        return _sum_of(asdict(self))
+        return _sum_of(self._describe())
 
     def encode(self) -> bytes:
         """Encode it as canonical JSON with its own checksum, so that any damage shows."""
-        content = asdict(self)
+        content = self._describe()
         return _canonical({"content": content, "sha256": _sum_of(content)})
+
+    def _describe(self) -> dict[str, Any]:
+        content = asdict(self)
+        if self.coins == 1:
+            del content["coins"]
+        return content
 
 
 def _canonical(value: Any) -> bytes:
@@ -333,7 +342,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 def _check(manifest: Manifest) -> None:
     """Check values that a forged manifest might hold."""
-    least = {"step": 0, "workers": 1, "node_size": 1, "processes": 1, "seed": 0}
+    least = {"step": 0, "workers": 1, "node_size": 1, "processes": 1, "seed": 0, "coins": 1}
     for name, lowest in least.items():
         value = getattr(manifest, name)
         if type(value) is not int or not lowest <= value < 1 << 64:

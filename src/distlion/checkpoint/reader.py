@@ -26,6 +26,7 @@ from distlion.checkpoint.remap import Share, WorldChange, mix_momenta, share_out
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import TREE, decode_tree
 from distlion.errors import CheckpointError
+from distlion.kernels.coin import COINS
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import VotingBase, read_state
 from distlion.optim.saved_groups import describe_move
@@ -73,6 +74,12 @@ class Reader:
             raise CheckpointError(
                 f"{self.folder} was saved with seed={self.manifest.seed}, and this optimizer has "
                 f"seed={ownership.seed}: ties would be broken differently; give the saved seed"
+            )
+        if self.manifest.coins != COINS:
+            raise CheckpointError(
+                f"{self.folder} was saved with version {self.manifest.coins} of the coins, by "
+                f"distlion {self.manifest.distlion}, and this distlion has version {COINS}: ties "
+                "would be broken differently; continue with that distlion"
             )
         voters = sorted({worker // ownership.node_size for worker in ownership.workers})
         self._shares: dict[int, list[Share]] = {

@@ -30,6 +30,7 @@ from distlion.checkpoint.identity import check_owner
 from distlion.checkpoint.tensor_file import FileRecord, write_tensors
 from distlion.checkpoint.tree import TREE
 from distlion.errors import CheckpointError
+from distlion.kernels.coin import COINS
 from distlion.peers.ownership import MomentumOwnership
 
 _under_way: set[Path] = set()
@@ -201,6 +202,7 @@ class Writer:
             leaders=leaders,
             files=files,
             identity=self._identity,
+            coins=COINS,
         )
         write_file(folder / MANIFEST, manifest.encode())
         self._reached("wrote the manifest")

@@ -80,7 +80,13 @@ Decide = Callable[[Sequence[Ask]], None]
 
 
 def ask(
-    rendezvous: Rendezvous, own: Member, *, min_workers: int, limit_s: float, decide: Decide
+    rendezvous: Rendezvous,
+    own: Member,
+    *,
+    min_workers: int,
+    limit_s: float,
+    decide: Decide,
+    is_ready: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
     """Ask to be let in, and wait for the next epoch.
 
@@ -90,6 +96,8 @@ def ask(
         min_workers: Fewest workers that train.
         limit_s: Seconds to wait where nobody trains.
         decide: Function that decides for workers that ask.
+        is_ready: Function that returns whether this worker may be let in now. What it raises ends
+            the ask.
 
     Returns:
         The decision of the members, or of those that asked.
@@ -109,7 +117,8 @@ def ask(
     while not store.check([mine.answer]):
         now_s, word = time.monotonic(), store.get(mine.seen) if store.check([mine.seen]) else ""
         if word != heard:
-            store.set(mine.ready, word)
+            if _is_ready(store, mine, is_ready):
+                store.set(mine.ready, word)
             alone_s, heard = now_s + SEEN_S, word
         is_alone = now_s >= alone_s
         if is_alone and now_s > until_s:
@@ -127,6 +136,14 @@ def ask(
     if not found:
         raise CrewError(STRANGER)
     return found
+
+
+def _is_ready(store: SignedStore, mine: Ask, is_ready: Callable[[], bool]) -> bool:
+    try:
+        return is_ready()
+    except BaseException:
+        withdraw(store, [mine])
+        raise
 
 
 class _Company:

@@ -15,7 +15,8 @@ from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.carried import Carried
-from distlion.crew.epoch import Epoch, TooFewError, disconnect
+from distlion.crew.donor import REPLAY_STEPS, Donor
+from distlion.crew.epoch import Epoch, TooFewError, disconnect, listen
 from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
@@ -25,40 +26,64 @@ from distlion.local.local_steps import Inner
 from distlion.step.arguments import check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
+from distlion.wire.heartbeats import BEAT_S
 
 logger = logging.getLogger("distlion")
 
 
-def have_all_finished(epoch: Epoch, optimizer: CrewLion) -> bool:
+def have_all_finished(epoch: Epoch, optimizer: CrewLion, *, silence_s: float) -> bool:
     """Wait; return False if a member was lost, failed in its last step, or fell silent.
 
-    Nobody waits for a member in a step any more, so each must show that it is alive; while it
-    computes, its lookout does.
+    Nobody waits for a member in a step any more, so each must show that it is alive.
 
     Args:
         epoch: The present epoch.
         optimizer: This worker's optimizer.
+        silence_s: Seconds without a heartbeat after which a member is silent.
     """
-    limit_s = optimizer.silence_s
-    heard: dict[str, tuple[str, float]] = {}
-    epoch.store.set(f"finished/{epoch.members[epoch.place].id}", "")
-    left = [str(member.id) for member in epoch.members]
-    while left := [each for each in left if not epoch.store.check([f"finished/{each}"])]:
+    heartbeats = listen(epoch, silence_s=silence_s)
+    ids, store = [member.id for member in epoch.members], epoch.store
+    store.set(f"finished/{ids[epoch.place]}", "")
+    left = list(range(len(ids)))
+    while left := [rank for rank in left if not store.check([f"finished/{ids[rank]}"])]:
         if optimizer.has_lost_somebody:
             return False
-        now_s = time.monotonic()
-        for each in left:
-            word = epoch.store.get(key) if epoch.store.check([key := f"alive/{each}"]) else ""
-            if each not in heard or heard[each][0] != word:
-                heard[each] = word, now_s
-            elif now_s - heard[each][1] > limit_s:
-                logger.warning("worker %s is silent; the others end without it", each)
-                return False
+        for rank in heartbeats.find_silent(left):
+            logger.warning("worker %d is silent; the others end without it", ids[rank])
+            return False
         time.sleep(0.05)
     return True
 
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
+SILENCE_S, LEAST_SILENCE_S = 2.0, 1.0
+"""Seconds without a heartbeat, unless the caller says otherwise, and at least."""
+
+
+def check_silence(silence_s: float) -> None:
+    """Check the seconds without a heartbeat after which a member is given up.
+
+    Raises:
+        InvalidArgumentError: They are fewer than heartbeats need.
+    """
+    check_positive("silence_s", silence_s)
+    if silence_s < LEAST_SILENCE_S:
+        raise InvalidArgumentError(
+            f"silence_s={silence_s:g}: expected {LEAST_SILENCE_S:g} or more; heartbeats come "
+            f"every {BEAT_S:g} s, and later from a busy machine"
+        )
+
+
+def check_handover(handover_rate: float | None, replay_steps: int) -> None:
+    """Check the rate at which a member sends parameters, and the number of replies that it keeps.
+
+    Raises:
+        InvalidArgumentError: One is out of range.
+    """
+    if handover_rate is not None:
+        check_positive("handover_rate", handover_rate)
+    if type(replay_steps) is not int or replay_steps < 1:
+        raise InvalidArgumentError(f"replay_steps={replay_steps!r}: expected 1 or more")
 
 
 class Crew:
@@ -79,8 +104,14 @@ class Crew:
             store. Without a secret, anyone who reaches the store can join the run.
         newcomers: A newcomer's first momentum: "zeros", the one of the "donor" that gives it its
             parameters, or the "mean" of all others.
+        handover_rate: Bits a second at which a member sends its parameters to a newcomer, beside
+            its votes; None for half of the time of its link.
+        replay_steps: Most replies of steps that a member keeps for a newcomer that is slow; a reply
+            has a bit or more per element. A newcomer that falls further behind begins anew.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
         store_timeout_s: Seconds that the store may be silent before all workers stop.
+        silence_s: Seconds without a heartbeat after which the others give a member up that they
+            wait for; one that computes for long keeps its place. 1 or more.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -109,8 +140,11 @@ class Crew:
         run_id: str = "run",
         secret: str | None = None,
         newcomers: Newcomers = "zeros",
+        handover_rate: float | None = None,
+        replay_steps: int = REPLAY_STEPS,
         wait_timeout_s: float = 600,
         store_timeout_s: float = STORE_TIMEOUT_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         parse_endpoint(endpoint)
         if not 2 <= min_workers <= max_workers <= MOST_WORKERS:
@@ -120,6 +154,9 @@ class Crew:
             )
         check_newcomers(newcomers)
         check_positive("store_timeout_s", store_timeout_s)
+        check_silence(silence_s)
+        check_handover(handover_rate, replay_steps)
+        self._handover_rate, self._replay_steps = handover_rate, replay_steps
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
         secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
@@ -144,6 +181,7 @@ class Crew:
                 min_workers=min_workers,
                 newcomers=newcomers,
                 wait_timeout_s=wait_timeout_s,
+                silence_s=silence_s,
             )
         except DistError as error:
             raise CrewError(f"the store at {endpoint} is gone ({error})") from error
@@ -210,7 +248,14 @@ class Crew:
         if self._optimizer is not None:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
         self.carry(**(carry or {}))
-        optimizer = CrewLion(self._membership, params, *args, buffers=buffers, **options)
+        donor = Donor(
+            self._membership.rendezvous,
+            rate_bit_per_s=self._handover_rate,
+            replay_steps=self._replay_steps,
+        )
+        optimizer = CrewLion.with_stages(
+            [donor], self._membership, params, *args, buffers=buffers, **options
+        )
         self._begin(optimizer)
         return optimizer
 
@@ -275,7 +320,7 @@ class Crew:
         if optimizer is None or not membership.has_epoch:
             return
         try:
-            while not have_all_finished(self.epoch, optimizer):
+            while not have_all_finished(self.epoch, optimizer, silence_s=membership.silence_s):
                 optimizer.form((), patience_s=optimizer.patience_s)
                 optimizer.catch_up()
         except DistError as error:

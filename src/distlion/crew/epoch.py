@@ -10,17 +10,20 @@ import logging
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.store import SignedStore
+from distlion.errors import CrewError
 from distlion.votes.roster import Roster
 from distlion.wire.groups import drop_store, keep, keep_store
+from distlion.wire.heartbeats import Heartbeats
 from distlion.wire.watch import watch_peers
 
 STRANGER = (
@@ -41,6 +44,8 @@ class Member:
         settings: Digest of its parameters' kinds and of its settings.
         host: Its host, for logs.
         pid: Its process number there.
+        donor: The member whose parameters and replies a newcomer has; None for none.
+        follows: In an epoch, the donor's progress, if it is among the most advanced; else empty.
     """
 
     id: int
@@ -50,15 +55,19 @@ class Member:
     host: str
     pid: int
     calls: int = 0
+    donor: int | None = None
+    follows: tuple[int, ...] = ()
 
     @property
-    def progress(self) -> tuple[int, int, int]:
+    def progress(self) -> tuple[int, ...]:
         """Its progress, for comparison: a later epoch wins, whatever the step."""
-        return self.epoch, self.step, self.calls
+        return self.follows or (self.epoch, self.step, self.calls)
 
     def describe(self) -> dict[str, Any]:
-        """Return it in the form that the store keeps."""
-        return asdict(self)
+        """Return it in the form that the store keeps, without what an epoch adds."""
+        described = asdict(self)
+        del described["follows"]
+        return described
 
     def __str__(self) -> str:
         return f"worker {self.id} ({self.host}, process {self.pid})"
@@ -149,6 +158,26 @@ class Epoch:
         return len({member.progress for member in self.members}) > 1
 
     @property
+    def followers(self) -> tuple[int, ...]:
+        """Ranks of newcomers that have caught up with a donor, and so have its parameters."""
+        return tuple(rank for rank, each in enumerate(self.members) if each.follows)
+
+    @property
+    def is_follower(self) -> bool:
+        """True if this worker is one of them."""
+        return self.place in self.followers
+
+    @property
+    def takes_state(self) -> bool:
+        """True if this worker takes what is not in parameters from the first one."""
+        return self.is_behind or self.is_follower
+
+    @property
+    def gives_state(self) -> bool:
+        """True if some member takes it."""
+        return self.has_laggards or bool(self.followers)
+
+    @property
     def most_advanced(self) -> list[int]:
         """Ranks that must have the first one's parameters; none before some have trained."""
         first = self.members[0]
@@ -176,6 +205,28 @@ def take_id(store: SignedStore) -> int:
     return store.add(_IDS, 1) - 1
 
 
+def order_members(members: Sequence[Member]) -> list[Member]:
+    """Order the members of an epoch, the most advanced first, and note who follows one of them."""
+    by_id = {member.id: member for member in members}
+    best = max(member.progress for member in members)
+    settled = []
+    for member in members:
+        donor = by_id.get(member.donor) if member.donor is not None and not member.epoch else None
+        follows = donor is not None and donor.epoch > 0 and donor.progress == best
+        settled.append(replace(member, follows=best if follows else ()))
+    return sorted(
+        settled,
+        key=lambda each: (*(-number for number in each.progress), not each.epoch, each.id),
+    )
+
+
+def decline(epoch: Epoch) -> None:
+    """Let the others form an epoch without this worker."""
+    own = epoch.members[epoch.place].id
+    with suppress(DistError, CrewError):  # a store that is gone is noticed where it is needed
+        epoch.store.compare_set(_MISSING, "", json.dumps([own]))
+
+
 def call_roll(epoch: Epoch) -> None:
     """Wait until all members have come to form an epoch; all find the same ones missing, or none.
 
@@ -193,12 +244,23 @@ def call_roll(epoch: Epoch) -> None:
         raise MissingError([ids.index(each) for each in found])
 
 
-def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
+def listen(epoch: Epoch, *, silence_s: float) -> Heartbeats:
+    """Return the heartbeats of an epoch's members, as this one hears them.
+
+    Args:
+        epoch: The epoch.
+        silence_s: Seconds without a heartbeat after which a member is silent.
+    """
+    return Heartbeats(epoch.store.plain, epoch.place, len(epoch.members), silence_s)
+
+
+def connect(epoch: Epoch, *, timeout_s: float, silence_s: float) -> dist.ProcessGroup:
     """Make the default process group of an epoch.
 
     Args:
         epoch: The epoch; all its members must call this.
         timeout_s: Limit of an operation on the group.
+        silence_s: Seconds without a heartbeat after which a member is given up.
 
     Raises:
         FormingError: A member did not come to make it.
@@ -220,7 +282,7 @@ def connect(epoch: Epoch, *, timeout_s: float) -> dist.ProcessGroup:
     assert group is not None
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
     keep_store(group, store)
-    watch_peers(group, store_is_apart=True)
+    watch_peers(group, store_is_apart=True, heartbeats=listen(epoch, silence_s=silence_s))
     return group
 
 

@@ -1,4 +1,7 @@
-"""A guard against a silent store: torch would wait for it forever, so connections are cut."""
+"""A worker's lifeline to the store: it sends heartbeats, and finds a store that is silent.
+
+torch would wait for a silent store forever, so connections are cut.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,73 @@ from functools import partial
 from typing import Any
 
 from distlion.wire.background import run_in_background
+from distlion.wire.heartbeats import BEAT_S, beat
 
 logger = logging.getLogger("distlion")
 
-_LOOK_S = 0.5
 _OPEN_FILES = "/dev/fd"
+
+
+class Pulse:
+    """The heartbeats of a worker; the thread of its lifeline sends them.
+
+    A thread sends them, and no process of its own, so that what stops the worker stops them too.
+    They also end with the thread that trains: in a process whose main thread has failed, others may
+    run on for long.
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[Any, int] | None = None
+        self._trainer = threading.current_thread()
+        self._number = 0
+
+    def begin(self, store: Any, rank: int) -> None:
+        """Send heartbeats from now on; the thread that calls this trains.
+
+        Args:
+            store: The store of an epoch, over the connection of the lifeline.
+            rank: This member's place in the epoch.
+        """
+        self._trainer, self._place = threading.current_thread(), (store, rank)
+
+    def rest(self) -> None:
+        """Send none, as this worker has left its epoch."""
+        self._place = None
+
+    @property
+    def is_led(self) -> bool:
+        """True as long as some thread may train."""
+        return threading.main_thread().is_alive() or self._trainer.is_alive()
+
+    def send(self) -> None:
+        """Send one, if this worker is in an epoch and trains."""
+        place = self._place
+        if place is not None and self.is_led:
+            self._number += 1
+            beat(*place, self._number)
 
 
 class Lifeline:
     """Cut all connections to a store once it has been silent for too long.
 
-    A thread asks the store over a connection of its own, with a time limit. After the cut, pending
-    and later requests on all connections fail: a late answer would be taken for the answer to
-    another request.
+    A thread asks the store over a connection of its own, with a time limit, and sends heartbeats.
+    After the cut, pending and later requests on all connections fail: a late answer would be taken
+    for the answer to another request.
 
     Args:
         connect: Function that makes a connection.
         limit_s: Seconds that the store may be silent, without time in which this process is
             stopped.
+
+    Attributes:
+        pulse: The worker's heartbeats.
+        asked: The connection that the thread asks over, which nobody else waits on.
     """
 
     def __init__(self, connect: Callable[[], Any], limit_s: float) -> None:
         self._connect, self._sockets = connect, list[socket.socket]()
-        self._ended = threading.Event()
-        asked = self.connect()
+        self._ended, self.pulse = threading.Event(), Pulse()
+        self.asked = self.connect()
         if not self._sockets:
             logger.warning(
                 "%s does not list the connections of this process: a store that becomes silent "
@@ -49,7 +95,7 @@ class Lifeline:
             limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
             # A wait with this limit begins anew when a stopped process continues.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        listen = partial(_ask, asked, self._sockets, self._ended)
+        listen = partial(ask_on, self.asked, self._sockets, self._ended, self.pulse)
         run_in_background(listen, self._ended, "distlion lifeline")
         weakref.finalize(self, self._ended.set)
 
@@ -82,10 +128,19 @@ def _list_sockets() -> set[tuple[int, int]]:
     return found
 
 
-def _ask(store: Any, sockets: list[socket.socket], ended: threading.Event) -> None:
+def ask_on(store: Any, sockets: list[socket.socket], ended: threading.Event, pulse: Pulse) -> None:
+    """Ask a store, and send heartbeats, until the end; cut connections if it becomes silent.
+
+    Args:
+        store: The connection to ask over.
+        sockets: The connections to cut.
+        ended: Event that is the end.
+        pulse: The heartbeats.
+    """
     try:
-        while not ended.wait(_LOOK_S):
-            store.check([""])
+        while not ended.wait(BEAT_S):
+            pulse.send()
+            store.check([""])  # a heartbeat has no answer
     except RuntimeError as error:
         logger.warning("the store of the crew does not answer (%s)", error)
         for each in list(sockets):

@@ -1,4 +1,4 @@
-"""The lookout: finds workers that want to join, and shows that this worker is alive."""
+"""The lookout: finds workers that want to join, and shows that somebody trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from contextlib import suppress
 from torch.distributed import DistError
 
 from distlion.crew.admission import answer, list_asks, withdraw
+from distlion.crew.donor import Donor
 from distlion.crew.epoch import Epoch
+from distlion.crew.offers import Announcements
 from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
 from distlion.wire.background import run_in_background
@@ -19,6 +21,8 @@ LOOK_S = 0.25
 """Seconds between two looks into the store."""
 _GONE_S = 10.0
 """Seconds of silence after which a worker that asks counts as gone."""
+_LATE_S, _LATE_POLL_S = 0.2, 0.02
+"""Seconds for a worker that asks just before a vote to show that it is there, and between looks."""
 
 
 class Lookout:
@@ -30,6 +34,7 @@ class Lookout:
 
     Attributes:
         ended: Event that ends the thread.
+        donor: What workers that announce themselves are answered by; None for nothing.
     """
 
     def __init__(self, rendezvous: Rendezvous, identity: int) -> None:
@@ -37,11 +42,13 @@ class Lookout:
         self._epoch: Epoch | None = None
         self._longest_operation_s, self._users_operation_s = 0.0, 0.0
         self._n_looks = 0
-        self._changing = threading.Lock()
+        self._changing, self._looking = threading.Lock(), threading.Lock()
         self._trouble: CrewError | None = None
         self._is_asked = self._is_left_behind = False
         self._heard: dict[int, tuple[str, float]] = {}
         self._has_trained = False
+        self.donor: Donor | None = None
+        self._announcements = Announcements()
         self.ended = threading.Event()
         run_in_background(self._look_again, self.ended, "distlion crew")
 
@@ -81,8 +88,23 @@ class Lookout:
             self._epoch, self._is_left_behind = None, False
         return was_left_behind
 
+    def look_closely(self) -> None:
+        """Look for a worker that asks just now, before a vote that is the last one for long."""
+        epoch, until_s = self._epoch, time.monotonic() + _LATE_S
+        if epoch is None or self._rendezvous.count_places(len(epoch.members)) <= 0:
+            return
+        self._n_looks += 1
+        with suppress(DistError):  # a store that is gone is noticed where it is needed
+            while not self.wants_change and list_asks(self._rendezvous.store):
+                self._look(epoch)
+                if time.monotonic() > until_s:
+                    return
+                time.sleep(_LATE_POLL_S)
+
     def _look_again(self) -> None:
         while not self.ended.wait(LOOK_S):
+            if not self._rendezvous.is_led:  # it would keep away workers that ask
+                continue
             epoch = self._epoch
             self._n_looks += 1
             with suppress(DistError):  # a store that is gone is noticed where it is needed
@@ -94,7 +116,9 @@ class Lookout:
     def _look(self, epoch: Epoch) -> None:
         try:
             is_left_behind = self._rendezvous.find_last_begun() > epoch.number
-            is_asked = self._look_for_asks(epoch)
+            with self._looking:
+                is_asked = self._look_for_asks(epoch)
+                self._answer_announcements(epoch)
         except CrewError as error:  # a stranger writes to the store
             self._trouble = error
             return
@@ -108,8 +132,6 @@ class Lookout:
             if self._epoch is epoch:
                 self._is_left_behind |= is_left_behind
                 self._is_asked |= is_asked
-        with suppress(DistError):
-            epoch.store.set(f"alive/{self._id}", str(self._n_looks))
         let_go_of_failed(since_s=self._longest_operation_s, settled_since_s=self._users_operation_s)
 
     def _look_for_asks(self, epoch: Epoch) -> bool:
@@ -130,4 +152,15 @@ class Lookout:
             self._heard[ask.number] = last if word == last[0] else (word, now_s)
         withdraw(store, [ask for ask in alike if now_s - self._heard[ask.number][1] > _GONE_S])
         has_place = self._rendezvous.count_places(len(epoch.members)) > 0
-        return has_place and any(word and at_s == now_s for word, at_s in self._heard.values())
+        donors = {None, *(member.id for member in epoch.members)}
+        eligible = [self._heard[ask.number] for ask in alike if ask.member.donor in donors]
+        return has_place and any(word and at_s == now_s for word, at_s in eligible)
+
+    def _answer_announcements(self, epoch: Epoch) -> None:
+        """Offer this member's parameters to workers that will join."""
+        if self.donor is None:
+            return
+        store = self._rendezvous.store
+        self._announcements.begin(store)
+        for number, newcomer in self._announcements.list_due(store, self.donor.n_served):
+            self.donor.answer(epoch, number, newcomer)

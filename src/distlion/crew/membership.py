@@ -15,7 +15,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,9 +25,10 @@ from torch.distributed import DistError
 from distlion.crew.admission import Ask, answer, ask, list_ready
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
-from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, take_id
+from distlion.crew.donor import Donor
+from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, order_members, take_id
 from distlion.crew.lookout import Lookout
-from distlion.crew.store import Rendezvous
+from distlion.crew.store import Rendezvous, name_epoch
 from distlion.errors import CrewError
 from distlion.step.newcomers import Newcomers
 from distlion.step.settings import Settings
@@ -109,9 +110,10 @@ class Membership:
         min_workers: Fewest workers that train.
         newcomers: A newcomer's first momentum.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
+        silence_s: Seconds without a heartbeat after which a member is given up.
 
     Attributes:
-        rendezvous, min_workers, newcomers: The arguments.
+        rendezvous, min_workers, newcomers, silence_s: The arguments.
         id: The number of this worker, unique in the run.
         carried: The objects that newcomers take the state of.
         changes: The changes of members so far.
@@ -129,8 +131,10 @@ class Membership:
         min_workers: int,
         newcomers: Newcomers,
         wait_timeout_s: float,
+        silence_s: float,
     ) -> None:
         self.rendezvous, self.min_workers = rendezvous, min_workers
+        self.silence_s = silence_s
         self.newcomers: Newcomers = newcomers
         self.id = take_id(rendezvous.store)
         self.carried, self.changes = CarriedState(), Changes()
@@ -167,6 +171,14 @@ class Membership:
         """
         return self._lookout.wants_change
 
+    def look_closely(self) -> None:
+        """Look for a worker that asks just now, before a vote that is the last one for long."""
+        self._lookout.look_closely()
+
+    def serve(self, donor: Donor) -> None:
+        """Answer workers that announce themselves by this donor."""
+        self._lookout.donor = donor
+
     def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
 
@@ -179,7 +191,12 @@ class Membership:
         return Member(self.id, epoch, step, settings, os.uname().nodename, os.getpid(), calls)
 
     def find_next(
-        self, own: Member, lost: Collection[int], *, patience_s: float = QUICK_S
+        self,
+        own: Member,
+        lost: Collection[int],
+        *,
+        patience_s: float = QUICK_S,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> Epoch:
         """Find the next epoch: among survivors, or by asking to be let in.
 
@@ -187,6 +204,7 @@ class Membership:
             own: This worker.
             lost: Ranks, in the epoch found last, of workers known to be lost.
             patience_s: Seconds within which the others follow this worker.
+            is_ready: Function that returns whether this worker may be let in now.
 
         Raises:
             CrewError: The store is gone, or the others train with other settings than this worker.
@@ -205,12 +223,12 @@ class Membership:
                 until_s=patience_s + max(time.monotonic(), self._others_until_s),
             )
         if found is None:
-            found = self._ask(own)
+            found = self._ask(own, is_ready)
         self._previous = found
         self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
 
-    def _ask(self, own: Member) -> Epoch:
+    def _ask(self, own: Member, is_ready: Callable[[], bool]) -> Epoch:
         """Ask the members to let this worker in; where nobody trains, begin with others that ask.
 
         Raises:
@@ -229,6 +247,7 @@ class Membership:
                 min_workers=least,
                 limit_s=self.patience.find_left_s(),
                 decide=partial(decide_among, rendezvous, min_workers=least),
+                is_ready=is_ready,
             )
             found = read_decision(rendezvous, decision, own)
         except CrewError:
@@ -369,7 +388,12 @@ def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]
         records: The record of each worker that is there.
     """
     settings = before.members[before.place].settings
-    asks = list_ready(rendezvous.store, settings)[: rendezvous.count_places(len(records))]
+    ready = [
+        each
+        for each in list_ready(rendezvous.store, settings)
+        if each.member.donor is None or each.member.donor in _find_most_advanced(records)
+    ]
+    asks = ready[: rendezvous.count_places(len(records))]
     members = [*records, *(each.member.describe() for each in asks)]
     guests = [each.member.id for each in asks]
     decision = _make_decision(rendezvous, members, guests)
@@ -378,14 +402,20 @@ def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]
         answer(rendezvous.store, asks, decision)
 
 
+def _find_most_advanced(records: list[dict[str, Any]]) -> list[int]:
+    """Find the ids of the members with the most progress."""
+    members = [Member(**each) for each in records]
+    best = max(member.progress for member in members)
+    return [member.id for member in members if member.progress == best]
+
+
 def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
     """Make the epoch of a decision; return None if this worker is not in it."""
-    found = [Member(**record) for record in decision["members"]]
-    members = sorted(found, key=lambda member: (*[-each for each in member.progress], member.id))
+    members = order_members([Member(**record) for record in decision["members"]])
     ids = [member.id for member in members]
     if own.id not in ids:
         return None
     number, guests = decision["epoch"], decision["guests"]
     ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
-    store = rendezvous.store.at(f"epoch {number}")
+    store = rendezvous.store.at(name_epoch(number))
     return Epoch(number, tuple(members), ids.index(own.id), store, ranks)

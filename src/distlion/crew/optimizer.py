@@ -19,7 +19,9 @@ from distlion import faults
 from distlion.checkpoint.identity import hand_on_identities, take_identities
 from distlion.crew import carried
 from distlion.crew.carried import describe_groups, take_groups
+from distlion.crew.catch_up import Newcomer, find_refusal
 from distlion.crew.changes import CrewTraffic
+from distlion.crew.donor import Donor
 from distlion.crew.epoch import (
     QUICK_S,
     Epoch,
@@ -30,6 +32,7 @@ from distlion.crew.epoch import (
     disconnect,
 )
 from distlion.crew.membership import Membership
+from distlion.crew.replies import Replica
 from distlion.errors import (
     CorruptFrameError,
     CrewError,
@@ -148,12 +151,29 @@ class CrewLion(DistributedLion):
             timeouts = replace(timeouts, init_s=FORMING_S)
         self._membership, self._buffers, self._local = membership, list(buffers), local
         self._whole_epoch = 0
+        self._newcomer: Newcomer | None = None
         self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, timeouts=timeouts, **options)
         if any(is_dtensor(param) for param in self._all_params()):
             raise UnsupportedTypeError(
                 "the parameters are DTensors; in a crew each worker holds whole parameters"
             )
+        rules = [group["aggregation"] for group in self.param_groups]
+        refusal = find_refusal(membership.newcomers, rules, has_local_steps=local is not None)
+        donors = [stage for stage in self._own_stages if isinstance(stage, Donor)]
+        self._newcomer = Newcomer(membership.rendezvous, refusal, self)
+        self._donor = donors[0] if donors else None
+        if self._donor is not None:
+            self._donor.bind(self, refusal)
+            membership.serve(self._donor)
+
+    def list_all(self) -> list[Tensor]:
+        """List all parameters, in the order of their groups."""
+        return self._all_params()
+
+    def make_replica(self) -> Replica:
+        """Make the replica of the parameters that a newcomer writes while it catches up."""
+        return Replica(self._all_params(), self._list_trainable())
 
     @staticmethod
     def _open(
@@ -166,18 +186,13 @@ class CrewLion(DistributedLion):
     def patience_s(self) -> float:
         """Seconds that other members may take to notice that the epoch has ended."""
         # During local steps, a worker that misses a vote counts as silent.
-        return QUICK_S if self._local is None else self.silence_s
+        return QUICK_S if self._local is None else self._settings.timeouts.step_s
 
     @property
     def has_lost_somebody(self) -> bool:
         """True if some member is gone, or failed, since the epoch was formed."""
         group = self._session.ranks.process_group
         return group is not None and watch_peers(group).alarmed.is_set()
-
-    @property
-    def silence_s(self) -> float:
-        """Seconds that a member may be silent."""
-        return self._settings.timeouts.step_s
 
     @property
     def traffic(self) -> CrewTraffic:
@@ -240,6 +255,8 @@ class CrewLion(DistributedLion):
     def _gather_inputs(self) -> StepInputs:
         """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
         inputs = super()._gather_inputs()
+        if self._local is not None:
+            self._membership.look_closely()
         if not self._membership.wants_change:
             return inputs
         header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
@@ -278,10 +295,17 @@ class CrewLion(DistributedLion):
             own = membership.describe(
                 epoch=self._whole_epoch, step=step, calls=calls, settings=settings
             )
-            self._fire_forming("arrive")
+            newcomer = None if self._whole_epoch else self._newcomer
             try:
-                epoch = membership.find_next(own, lost, patience_s=patience_s)
+                if newcomer is not None:
+                    newcomer.go_on()
+                    own = replace(own, donor=newcomer.find_donor(own))
+                self._fire_forming("arrive")
+                ready = {} if newcomer is None else {"is_ready": newcomer.is_ready}
+                epoch = membership.find_next(own, lost, patience_s=patience_s, **ready)
                 self._fire_forming("roster")
+                if newcomer is not None:
+                    newcomer.arrive(epoch)
                 self._enter(epoch)
             except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
                 # The search for the next epoch finds out if the store is gone.
@@ -295,8 +319,7 @@ class CrewLion(DistributedLion):
                     membership.sit_out(epoch)
                 continue
             except ReplicaMismatchError as error:
-                self._set_back(error)
-                lost, patience_s = (), QUICK_S
+                lost, patience_s = self._set_back(error, epoch), QUICK_S
                 continue
             except StepError as error:
                 # A worker that joins has a fault that only the handshake finds.
@@ -307,6 +330,9 @@ class CrewLion(DistributedLion):
                 lost, patience_s = blamed, QUICK_S
                 continue
             membership.enter(epoch, seconds=time.monotonic() - began_s, settings=self._settings)
+            if newcomer is not None:
+                newcomer.enter(own.id)
+                self._newcomer = None
             return
 
     def catch_up(self) -> None:
@@ -328,18 +354,34 @@ class CrewLion(DistributedLion):
         if why is not None and watch is not None and not session.lifecycle.is_dead:
             watch.leave(watch.turns.now.number + 1, why)
         self._let_go()
+        if self._donor is not None:
+            self._donor.stop()
+        if self._newcomer is not None and not self._whole_epoch:
+            self._newcomer.give_up()
 
-    def _set_back(self, error: ReplicaMismatchError) -> None:
+    def _set_back(self, error: ReplicaMismatchError, epoch: Epoch | None) -> tuple[int, ...]:
         """Make this worker a newcomer if it differs from the majority and replicas are repaired.
+
+        Newcomers that have caught up to other parameters begin anew; the others go on without them.
+
+        Returns:
+            Ranks of the members to go on without.
 
         Raises:
             ReplicaMismatchError: Replicas are not repaired, or no majority is known.
         """
+        followers = () if epoch is None else epoch.followers
+        if epoch is not None and followers and set(error.culprits) <= set(followers):
+            logger.warning("%s; newcomers there catch up once more", error)
+            if epoch.is_follower and self._newcomer is not None:
+                self._newcomer.give_up()
+            return followers
         if self._settings.replicas.on_mismatch != "repair" or not error.culprits:
             raise error
         logger.warning("%s; they take the parameters of the others", error)
         if self._session.ranks.rank in error.culprits:
             self._whole_epoch = 0
+        return ()
 
     def _fire_forming(self, point: faults.FormingPoint) -> None:
         if faults.armed:
@@ -369,28 +411,31 @@ class CrewLion(DistributedLion):
         """Drop the connections of the present epoch."""
         before = self._session
         self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
+        self._membership.rendezvous.end_beating()
         disconnect(has_failed=before.lifecycle.is_dead)
 
     @torch.no_grad()
     def _enter(self, epoch: Epoch) -> None:
         """Become a member of an epoch: take its hyperparameters, then its parameters."""
+        self._membership.rendezvous.begin_beating(epoch.number, epoch.place)
         call_roll(epoch)
-        workers = connect(epoch, timeout_s=self._settings.timeouts.start_s)
+        limit_s = self._settings.timeouts.start_s
+        workers = connect(epoch, timeout_s=limit_s, silence_s=self._membership.silence_s)
         limit_s = epoch.connect_timeout_s
         ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
         self._session = Session(ranks, self._settings, None, earlier=self._session)
         self._fire_forming("connect")
-        gives, given = epoch.place == 0 and epoch.has_laggards, {}
+        gives, given = epoch.place == 0 and epoch.gives_state, {}
         if gives:
             carried.give(epoch.store, self._describe_state())
-        if epoch.is_behind:
+        if epoch.takes_state:
             limit_s = self._settings.timeouts.start_s
             given = carried.take(
                 epoch.store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody
             )
         kept = [{**group} for group in self.param_groups]
         try:
-            if epoch.is_behind:
+            if epoch.takes_state:
                 self._take_given(given)
             with self._session.lifecycle.collective("forming an epoch"):
                 taken = self._take_part(epoch)
@@ -401,6 +446,8 @@ class CrewLion(DistributedLion):
         # From here on nothing that involves others can fail.
         self._fire_forming("load")
         lifecycle = self._session.lifecycle
+        if epoch.takes_parameters and self._donor is not None:
+            self._donor.stop()
         with deferred_signals("forming an epoch"):
             lifecycle.is_torn = True
             for own, new in taken:
@@ -431,7 +478,7 @@ class CrewLion(DistributedLion):
         self._lay_out()
         session.routing.send_rule_state(step=step)
         taken = list(zip(own, new, strict=True)) if epoch.takes_parameters else []
-        if epoch.has_laggards:
+        if epoch.gives_state:
             taken += self._fetch_buffers(epoch)
         if epoch.has_newcomers and epoch.members[0].epoch and self._membership.newcomers != "zeros":
             taken += self._fetch_momenta(epoch)
@@ -440,7 +487,7 @@ class CrewLion(DistributedLion):
     def _fetch_buffers(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
         buffers = self._buffers + ([] if self._local is None else self._local.list_buffers())
         pairs = [(buffer, self._broadcast(buffer, source=0)) for buffer in buffers]
-        return pairs if epoch.is_behind else []
+        return pairs if epoch.takes_state else []
 
     def _describe_state(self) -> dict[str, Any]:
         """Return the state, apart from tensors, that the first worker gives lagging workers."""
@@ -459,7 +506,7 @@ class CrewLion(DistributedLion):
 
     def _take_state(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
         """Keep the state that a lagging worker was given; tensors are in place."""
-        if epoch.is_behind:
+        if epoch.takes_state:
             # What this worker has counted since is not to be taken back.
             self._donor_groups = [
                 {key: value for key, value in group.items() if key != AGREEMENT_KEY}

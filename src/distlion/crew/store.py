@@ -189,6 +189,11 @@ def name_run(run_id: str) -> str:
     return f"distlion/{run_id}"
 
 
+def name_epoch(number: int) -> str:
+    """Return the prefix of all keys of an epoch, within those of its run."""
+    return f"epoch {number}"
+
+
 class Rendezvous:
     """A worker's end of the rendezvous of a crew.
 
@@ -201,6 +206,7 @@ class Rendezvous:
         store_timeout_s: Seconds that the store may be silent.
 
     Attributes:
+        address: Host and port of the store.
         store: The keys of this run.
         few: Text of the error where too few workers came.
 
@@ -220,13 +226,14 @@ class Rendezvous:
         store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
-        self._address, self._store_timeout_s = parse_endpoint(endpoint), store_timeout_s
+        self.address, self._store_timeout_s = parse_endpoint(endpoint), store_timeout_s
         self._max_workers = max_workers
         self._await_store()
         began_s = time.monotonic()
         self._lifeline = Lifeline(self._connect, store_timeout_s)
         key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
         self.store = SignedStore(self._lifeline.connect(), key, prefix=name_run(run_id))
+        self._beating = SignedStore(self._lifeline.asked, key, prefix=name_run(run_id))
         if (took_s := time.monotonic() - began_s) > store_timeout_s:
             logger.warning(
                 "it took %.0f s to connect to the store at %s: torch looks up the name of each "
@@ -246,7 +253,7 @@ class Rendezvous:
         until_s = time.monotonic() + self._store_timeout_s
         while True:
             try:
-                socket.create_connection(self._address, timeout=self._store_timeout_s).close()
+                socket.create_connection(self.address, timeout=self._store_timeout_s).close()
                 return
             except OSError as error:
                 if time.monotonic() + _TRY_S > until_s:
@@ -254,7 +261,7 @@ class Rendezvous:
             time.sleep(_TRY_S)
 
     def _connect(self) -> Any:
-        host, port = self._address
+        host, port = self.address
         limit = timedelta(seconds=_NAME_SERVERS_S)
         try:
             store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
@@ -264,7 +271,7 @@ class Rendezvous:
         return store
 
     def _make_no_store_error(self) -> CrewError:
-        port = self._address[1]
+        port = self.address[1]
         return CrewError(
             f"no store answers at {self._endpoint} for the crew {self._run_id!r}; start one on a "
             f"host that stays: distlion crew --port {port}"
@@ -301,6 +308,24 @@ class Rendezvous:
         """Note that the members of an epoch have begun it."""
         while (found := self.find_last_begun()) < number:
             self.store.compare_set(_BEGUN, str(found) if found else "", str(number))
+
+    def begin_beating(self, epoch: int, place: int) -> None:
+        """Show the other members of an epoch from now on that this one runs.
+
+        Args:
+            epoch: The number of the epoch.
+            place: This worker's place among its members.
+        """
+        self._lifeline.pulse.begin(self._beating.at(name_epoch(epoch)).plain, place)
+
+    def end_beating(self) -> None:
+        """Show no member that this worker runs, as it has left its epoch."""
+        self._lifeline.pulse.rest()
+
+    @property
+    def is_led(self) -> bool:
+        """True as long as some thread of this process may train."""
+        return self._lifeline.pulse.is_led
 
     def say_alive(self, word: str) -> None:
         """Show that a worker that has trained is alive."""

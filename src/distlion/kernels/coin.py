@@ -22,6 +22,9 @@ GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
 
+COINS = 1
+"""Version of the coins: a saved run draws the same ones again only with the same version."""
+
 TIE_DOMAIN = 0
 ROUNDING_DOMAIN = 1
 ZERO_DOMAIN = 2

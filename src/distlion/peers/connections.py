@@ -30,6 +30,7 @@ class Connections:
         self._inside: dist.ProcessGroup | None = None
         self._between: dist.ProcessGroup | None = None
         self._for_checkpoints: dist.ProcessGroup | None = None
+        self._n_checkpoint_groups = 0
 
     def approach(self) -> None:
         """Make a group for the handshake, if the workers' own group cannot carry host memory."""
@@ -76,13 +77,30 @@ class Connections:
         """Return a link between the ranks that hold the same parameters, or the same shards."""
         return self.link_voters(timeout_s) if self._ranks.is_sharded else self.link_all(timeout_s)
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """True if all ranks are connected for checkpoints."""
+        return self._for_checkpoints is not None
+
+    def connect_for_checkpoints(self) -> None:
+        """Make a group for checkpoints alone; without it the steps go on.
+
+        Raises:
+            ProcessGroupError: Some rank did not take part; perhaps on this rank alone.
+        """
+        self._n_checkpoint_groups += 1
+        self._for_checkpoints = self._make_group(f"checkpoints {self._n_checkpoint_groups}")
+
+    def disconnect_for_checkpoints(self) -> None:
+        """Free the group for checkpoints, which other ranks could not make."""
+        self._for_checkpoints = None
+
     def link_checkpoints(self, *, in_background: bool) -> Transport:
         """Return a link between all ranks on a group of its own, which waits for slow disks.
 
         In the background it has no watch, as the watch belongs to the thread of the steps.
         """
-        if self._for_checkpoints is None:
-            self._for_checkpoints = self._make("checkpoints")
+        assert self._for_checkpoints is not None  # they are connected
         timeout_s = self._settings.timeouts.connect_s
         if in_background:
             return Gloo(self._for_checkpoints, timeout_s=timeout_s)
@@ -109,13 +127,18 @@ class Connections:
         )
 
     def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
-        workers, watch, settings = self._ranks.process_group, self._ranks.watch, self._settings
-        assert workers is not None and watch is not None  # there are two ranks or more
+        watch = self._ranks.watch
+        assert watch is not None  # there are two ranks or more
         with watch.connecting():
-            return own_group(
-                workers,
-                name=f"{self._name}/{what}" if what else self._name,
-                timeout_s=settings.timeouts.group_s,
-                connect_timeout_s=self._ranks.connect_timeout_s or settings.timeouts.connect_s,
-                ranks=ranks,
-            )
+            return self._make_group(what, ranks)
+
+    def _make_group(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
+        workers, settings = self._ranks.process_group, self._settings
+        assert workers is not None  # there are two ranks or more
+        return own_group(
+            workers,
+            name=f"{self._name}/{what}" if what else self._name,
+            timeout_s=settings.timeouts.group_s,
+            connect_timeout_s=self._ranks.connect_timeout_s or settings.timeouts.connect_s,
+            ranks=ranks,
+        )

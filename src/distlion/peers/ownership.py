@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from distlion.errors import CheckpointError, UnsupportedTypeError
+from distlion.errors import CheckpointError, ProcessGroupError, UnsupportedTypeError
 from distlion.peers.meetings import agree_alone
 from distlion.peers.session import Session
 from distlion.signals import deferred_signals
@@ -110,6 +110,8 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
             yield
 
     def open_channel(in_background: bool) -> Gather:
+        if not session.connections.has_checkpoints:
+            _connect(session, agree)
         link = session.connections.link_checkpoints(in_background=in_background)
         return lambda record: ask(link, record, step=step())
 
@@ -125,3 +127,17 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
         agree=agree,
         open_channel=open_channel,
     )
+
+
+def _connect(session: Session, agree: Callable[[str, CheckpointError | None], None]) -> None:
+    """Connect all processes for checkpoints, or none: only this call fails, and steps go on."""
+    problem: CheckpointError | None = None
+    try:
+        session.connections.connect_for_checkpoints()
+    except ProcessGroupError as error:
+        problem = CheckpointError(f"the connections for checkpoints were not made: {error}")
+    try:
+        agree("the connections for checkpoints", problem)
+    except CheckpointError:
+        session.connections.disconnect_for_checkpoints()
+        raise

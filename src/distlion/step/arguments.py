@@ -27,8 +27,11 @@ FORMER = {
 }
 """Former arguments of optimizers, each with its successor."""
 
-_CUT = {
+CUT = {
     "delay": "LocalSteps takes each result at once. Leave it out, or vote less often by every=",
+    "outer": "the outer step is always SGD. Leave it out, and set outer_lr=, outer_momentum= and "
+    "nesterov=",
+    "outer_betas": "there is no outer Lion. Leave it out, and set outer_lr= and outer_momentum=",
     "parts": "all parameters vote together. Leave it out, or vote less often by every=",
 }
 """Former arguments without a successor."""
@@ -44,8 +47,8 @@ def refusing_former(make: Callable[P, T]) -> Callable[P, T]:
                 f"{name}={options[name]!r}: a record has taken over this argument. Expected "
                 f"{FORMER[name]}. Import the record from distlion"
             )
-        for name in _CUT.keys() & options.keys():
-            raise UnsupportedTypeError(f"{name}={options[name]!r}: {_CUT[name]}")
+        for name in CUT.keys() & options.keys():
+            raise UnsupportedTypeError(f"{name}={options[name]!r}: {CUT[name]}")
         return make(*args, **options)
 
     return checked

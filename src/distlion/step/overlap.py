@@ -187,6 +187,10 @@ class Overlap:
                     self._start()
             self._cast(len(self._buckets) - 1, inputs, self._make_completion(inputs, now))
             return inputs, self._submit(pipeline.drain).result()
+        except BaseException:
+            # The thread may still load buckets, which would keep gradients of a dead optimizer.
+            self._tasks.put((Future(), self._clear))
+            raise
         finally:
             self._reset()
 
@@ -250,6 +254,9 @@ class Overlap:
     def forget(self) -> None:
         """Forget all arrivals, for a step that is over or a group that is dead."""
         self._reset()
+        self._clear()
+
+    def _clear(self) -> None:
         for bucket in self._buckets:
             bucket.clear()
 

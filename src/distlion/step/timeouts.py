@@ -19,7 +19,8 @@ class Timeouts:
             is saved in the background; None: 300. In a crew, seconds to wait for a member that
             falls silent while an epoch is formed; None: 30.
         step_s: Seconds of silence in a collective after which a worker counts as failed; below 2
-            there is no time to ask whether it is busy.
+            there is no time to ask whether it is busy. A member of a crew that sends no heartbeats
+            is given up sooner: ``Crew(silence_s=)``.
         busy_s: Seconds to wait for a worker that answers but is elsewhere, such as in an
             evaluation; torch's default. Up to ``step_s``: no longer than for a silent one.
 

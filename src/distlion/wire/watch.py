@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,11 +27,14 @@ from distlion.failures import FailureKind, name_ranks
 from distlion.wire.background import run_in_background
 from distlion.wire.finding import Answer, Finding, conclude
 from distlion.wire.groups import store_of
+from distlion.wire.heartbeats import Heartbeats
 from distlion.wire.roll_call import RollCall, RollCalls
 from distlion.wire.turns import LONG_S, Turns
 
 POLL_S = 0.2
 POLL_AFTER_ALARM_S = 0.05
+# Where there are heartbeats, of a worker that waits.
+POLL_FOR_HEARTBEATS_S = 0.1
 ANSWER_S = 0.6
 # A failed worker waits this long for answers; a worker that looked later has seen its alarm.
 CALM_S = ANSWER_S
@@ -52,6 +55,7 @@ class PeerWatch:
     Args:
         process_group: The workers.
         store_is_apart: Whether none of them keeps the store.
+        heartbeats: The heartbeats of the other workers; None if they send none.
 
     Attributes:
         rank: This worker's rank in the group.
@@ -60,7 +64,13 @@ class PeerWatch:
         has_settled: Whether a transfer of this worker has failed.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup, *, store_is_apart: bool = False) -> None:
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup,
+        *,
+        store_is_apart: bool = False,
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
         self.rank = dist.get_rank(process_group)
         self._world_size = dist.get_world_size(process_group)
         self._group = weakref.ref(process_group)
@@ -71,6 +81,7 @@ class PeerWatch:
         self._name = f"process group {process_group.group_name}"
         self.has_settled, self._settled_s = False, 0.0
         self._store_host = None if store_is_apart else _find_store_host(process_group, self._store)
+        self._heartbeats, self._silent = heartbeats, tuple[int, ...]()
         self._ended = threading.Event()
         self.alarmed = threading.Event()
         # Transfers with a waiting thread: several optimizers with overlap have several threads.
@@ -84,6 +95,13 @@ class PeerWatch:
         run_in_background(listen, self._ended, "distlion watch")
         weakref.finalize(self, self._ended.set)
 
+    def find_pause_s(self) -> float:
+        """Return the seconds until the next look."""
+        if self.alarmed.is_set():
+            return POLL_AFTER_ALARM_S
+        hears = self._waiting and self._heartbeats is not None
+        return POLL_FOR_HEARTBEATS_S if hears else POLL_S
+
     def look(self) -> bool:
         """Look for an alarm, and answer it; return whether to look again."""
         try:
@@ -95,6 +113,8 @@ class PeerWatch:
     def _look(self) -> bool:
         is_alarmed = self._store.check(["distlion/alarm"])
         self._looked_s = time.monotonic()
+        if not is_alarmed and self._waiting:
+            is_alarmed = self._hears_silence()
         if not is_alarmed and self._waits_for_long():
             is_alarmed = self._waits_in_vain()
         if not is_alarmed:
@@ -122,6 +142,13 @@ class PeerWatch:
         left = json.dumps({"rank": self.rank, "turn": turn, "why": why})
         with contextlib.suppress(RuntimeError):
             within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
+
+    def _hears_silence(self) -> bool:
+        """Raise the alarm if another worker has sent no heartbeat for too long."""
+        self._silent = () if self._heartbeats is None else self._heartbeats.find_silent()
+        if self._silent:
+            self._raise_alarm("silent")
+        return bool(self._silent)
 
     def _waits_in_vain(self) -> bool:
         """Raise the alarm if another worker will not come to this worker's call."""
@@ -188,11 +215,15 @@ class PeerWatch:
         """Return whether others may have given this worker up before its exchange ended.
 
         Others begin to wait for it once it has entered the previous exchange. So the store is asked
-        only if that was at least half of ``limit_s`` ago, as after a stop or a slow step. On a slow
-        link its answer comes behind the votes of other workers; it has ``limit_s``, as they had.
+        only if that was at least half of their patience ago, as after a stop or a slow step. Where
+        there are heartbeats, that is ``silence_s``. On a slow link the store's answer comes behind
+        the votes of other workers; it has ``limit_s``, as they had.
         """
         away_s = time.monotonic() - self._entered_s[0]
-        if away_s < limit_s / 2 or self._has_host_left_first:
+        patience_s = limit_s
+        if self._heartbeats is not None:
+            patience_s = min(limit_s, self._heartbeats.silence_s)
+        if away_s < patience_s / 2 or self._has_host_left_first:
             return False
         heard = None
         with contextlib.suppress(RuntimeError):
@@ -270,7 +301,12 @@ class PeerWatch:
         self._raise_alarm(kind)
 
         # 2 wait for answers
-        self._await("answer", everybody, ANSWER_S, unless=FINDING)
+        self._await(
+            "answer",
+            [rank for rank in everybody if rank not in self._silent],
+            ANSWER_S,
+            unless=FINDING,
+        )
 
         # 3 publish the finding; the first one counts
         if not self._store.check([FINDING]):
@@ -308,9 +344,13 @@ class PeerWatch:
         """Draw a finding from the answers."""
         keys = [f"distlion/answer/{rank}" for rank in range(self._world_size)]
         answers = [self._read_answer(key) if self._store.check([key]) else None for key in keys]
-        return conclude(
+        found = conclude(
             kind, answers, optimizer=self.optimizer, left=self.read_left(), group=self._name
         )
+        if self._heartbeats is None or not self._silent or found.kind != "silent":
+            return found
+        note = f"no heartbeat for {self._heartbeats.silence_s:g} s, the silence_s= of the crew"
+        return replace(found, note=note)
 
     def _read_answer(self, key: str) -> Answer:
         return Answer.parse(json.loads(self._store.get(key)))
@@ -333,10 +373,17 @@ class PeerWatch:
 _watches: weakref.WeakKeyDictionary[dist.ProcessGroup, PeerWatch] = weakref.WeakKeyDictionary()
 
 
-def watch_peers(process_group: dist.ProcessGroup, *, store_is_apart: bool = False) -> PeerWatch:
+def watch_peers(
+    process_group: dist.ProcessGroup,
+    *,
+    store_is_apart: bool = False,
+    heartbeats: Heartbeats | None = None,
+) -> PeerWatch:
     """Return the watch of a group, and start it on the first call."""
     if process_group not in _watches:
-        _watches[process_group] = PeerWatch(process_group, store_is_apart=store_is_apart)
+        _watches[process_group] = PeerWatch(
+            process_group, store_is_apart=store_is_apart, heartbeats=heartbeats
+        )
     return _watches[process_group]
 
 
@@ -368,7 +415,7 @@ def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
                 return
         except RuntimeError:  # the store is gone: nobody can answer through it any more
             return
-        poll_s = POLL_AFTER_ALARM_S if found.alarmed.is_set() else POLL_S
+        poll_s = found.find_pause_s()
         del found
 
 

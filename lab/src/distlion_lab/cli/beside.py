@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from distlion.errors import InvalidArgumentError
+from distlion_lab.cli.race import print_race, print_samples, run_race
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.cli.training_run import Runs
 from distlion_lab.names import name_rule
@@ -31,9 +34,11 @@ from distlion_lab.training.workers import AUTO
 BESIDE_NAME = "beside"
 WIRE_BITS_PER_S = 100e6
 _NEXT = (
-    ("both tuned, with other seeds", "distlion compare --quick --task {task} --methods {methods}"),
-    ("how fast on your network", "distlion plan --help"),
-    ("your own script", 'the documentation, "From DDP in ten minutes"'),
+    (
+        "your own network: edit the four numbers",
+        "plan --params 125e6 --nodes 4 --link 1gbit --compute-s 0.5",
+    ),
+    ("both tuned, with several seeds", "compare --quick --task {task} --methods {methods}"),
 )
 
 
@@ -85,40 +90,62 @@ def read_beside(settings: TrainSettings, options: Mapping[str, Any]) -> TrainSet
     return settle_beside(settings, options["beside"], options["beside_lr"])
 
 
-def train_beside(runs: Runs, first: Record, settings: TrainSettings, run_dir: Path) -> None:
-    """Train with these settings too, and show both runs.
+def train_beside(
+    runs: Runs,
+    first: Record,
+    settings: tuple[TrainSettings, TrainSettings],
+    run_dir: Path,
+    rates: Sequence[str] = (),
+) -> None:
+    """Train by another rule too, let both race if asked to, and show both runs.
 
     Args:
         runs: Trains with settings, and shows the progress.
         first: Record of the first run.
-        settings: Settings of the second run, from ``settle_beside``.
+        settings: Settings of the first run, and of the second, from ``settle_beside``.
         run_dir: Folder of the first run, for ``beside.png`` and the folder ``beside``.
+        rates: Rates of links over which they race.
     """
-    second = runs.train(settings, run_dir / BESIDE_NAME, CheckpointSettings())
+    second = runs.train(settings[1], run_dir / BESIDE_NAME, CheckpointSettings())
     assert second is not None  # not under torchrun
-    print_beside(Console(), first, second)
+    records = [first.to_json(), second.to_json()]
+    laps = run_race(rates, runs, settings, records, run_dir)
+    console = Console()
+    print_beside(console, first, second, is_timed=not laps)
+    print_samples(console, (first, second))
+    if laps:
+        print_race(console, (first, second), laps)
     figure = run_dir / f"{BESIDE_NAME}.png"
-    draw_beside_figure([first.to_json(), second.to_json()], figure)
-    Console().print(Text(f"both: {figure}"), soft_wrap=True)
+    draw_beside_figure(records, figure, laps)
+    console.print(Text(f"both curves: {figure}"), soft_wrap=True)
+    print_next(console, first, second)
 
 
-def print_beside(console: Console, first: Record, second: Record) -> None:
-    """Show the losses of two runs after equal steps and in equal time, and their bytes."""
+def print_beside(console: Console, first: Record, second: Record, *, is_timed: bool = True) -> None:
+    """Show the losses of two runs after equal steps and in equal time, and their bytes.
+
+    Args:
+        console: Where.
+        first: Record of the first run.
+        second: Record of the second run.
+        is_timed: False to leave out what concerns time, which a race shows.
+    """
     runs, within_s = (first, second), min(_last(run, "seconds") for run in (first, second))
     rules = [name_rule(run.settings) for run in runs]
     ahead = second.final_validation_loss - first.final_validation_loss
     rows = {
         "learning rate": [f"{run.settings['lr']:g}" for run in runs],
         "validation loss": [f"{run.final_validation_loss:.4f}" for run in runs],
-        f"... after {within_s:.0f} s on this machine": [
-            f"{_find_loss(run, within_s):.4f}" for run in runs
-        ],
-        "validation accuracy": [f"{run.final_validation_accuracy:.1%}" for run in runs],
-        "sent by each worker in a step": [f"{_count_step_bytes(run) / 1e6:.2f} MB" for run in runs],
-        "... which takes, at 100 Mbit/s": [
-            f"{8 * _count_step_bytes(run) / WIRE_BITS_PER_S:.3f} s" for run in runs
-        ],
     }
+    if is_timed:
+        losses = [f"{_find_loss(run, within_s):.4f}" for run in runs]
+        rows[f"... after {within_s:.0f} s on this machine"] = losses
+    rows["validation accuracy"] = [f"{run.final_validation_accuracy:.1%}" for run in runs]
+    sent = [_count_step_bytes(run) for run in runs]
+    rows["sent by each worker in a step"] = [f"{n_bytes / 1e6:.2f} MB" for n_bytes in sent]
+    if is_timed:
+        carried = [f"{8 * n_bytes / WIRE_BITS_PER_S:.3f} s" for n_bytes in sent]
+        rows["... which takes, at 100 Mbit/s"] = carried
     table = build_table(
         ("", *rules),
         [(name, *cells) for name, cells in rows.items()],
@@ -135,9 +162,16 @@ def print_beside(console: Console, first: Record, second: Record) -> None:
         ),
         soft_wrap=True,
     )
-    names = {"task": first.settings["task"], "methods": ",".join(map(_name_method, runs))}
+
+
+def print_next(console: Console, first: Record, second: Record) -> None:
+    """Show two commands to run after these runs, as this shell finds them."""
+    methods = ",".join(_name_method(run) for run in (first, second))
+    program = "distlion" if shutil.which("distlion") else sys.argv[0]
+    console.print("Next:")
     for what, command in _NEXT:
-        console.print(Text(f"next, {what}: {command.format(**names)}"), soft_wrap=True)
+        words = command.format(task=first.settings["task"], methods=methods)
+        console.print(Text(f"  {program} {words}   # {what}"), soft_wrap=True)
 
 
 def _compare_bytes(first: Record, second: Record) -> str:

@@ -32,10 +32,10 @@ from distlion_lab.cli.options import (
     whole,
 )
 from distlion_lab.cli.quantity import read_seconds
+from distlion_lab.cli.race import read_race
 from distlion_lab.cli.training_run import Runs, show_record
 from distlion_lab.training.checkpoints import CheckpointSettings
 from distlion_lab.training.methods import RULE_NAMES
-from distlion_lab.training.record import Record
 from distlion_lab.training.train_settings import (
     DEFAULT_RULE,
     OnDisagreement,
@@ -160,6 +160,14 @@ class WorldChangeName(str, Enum):
         metavar="NAME",
     ),
     beside_lr=number("Highest learning rate of --beside.", "by the rule"),
+    race=choice(
+        str,
+        "Rates of links between workers, such as 100mbit,1gbit, over which both runs of --beside "
+        "race to one loss. As root, with distlion-netlab, 25 steps of each are timed over emulated "
+        "links; otherwise seconds are computed from bytes.",
+        "none",
+        metavar="RATES",
+    ),
     as_json=flag("--json", "Print the record without its series to standard output."),
 )
 def train_command(**given: Any) -> None:
@@ -183,20 +191,15 @@ def train_command(**given: Any) -> None:
         )
         _check_folder(given["run_dir"], checkpoints)
         second = read_beside(settings, given)
-        runs = Runs(progress, oversubscribe=given["oversubscribe"], crew=given["crew"])
+        rates = read_race(given)
         folder = given["run_dir"] or _choose_run_dir(settings)
+        runs = Runs(progress, oversubscribe=given["oversubscribe"], crew=given["crew"])
         record = runs.train(settings, folder, checkpoints)
-        _show_runs(runs, record, folder, second=second, as_json=given["as_json"])
+        if record is not None:
+            show_record(record, folder, as_json=given["as_json"])
+            if second is not None:
+                train_beside(runs, record, (settings, second), folder, rates)
     leave_torchrun()
-
-
-def _show_runs(
-    runs: Runs, record: Record | None, folder: Path, *, second: TrainSettings | None, as_json: bool
-) -> None:
-    if record is not None:
-        show_record(record, folder, as_json=as_json)
-        if second is not None:
-            train_beside(runs, record, second, folder)
 
 
 def _read_settings(given: dict[str, Any]) -> TrainSettings:

@@ -14,6 +14,7 @@ from distlion_lab.cli.progress import ProgressDisplay
 from distlion_lab.cli.summary import print_summary
 from distlion_lab.errors import UnwrittenRunError
 from distlion_lab.training.checkpoints import CheckpointSettings
+from distlion_lab.training.network import Enter
 from distlion_lab.training.record import Record
 from distlion_lab.training.run import train
 from distlion_lab.training.train_settings import TrainSettings
@@ -27,12 +28,14 @@ class Runs:
         messages: Console of the progress.
         oversubscribe: True to allow more local workers than cores and memory hold.
         crew: True if local workers form a crew.
+        enter: Puts each local worker on a host of an emulated network; None for none.
     """
 
     messages: Console
     _: KW_ONLY
     oversubscribe: bool = False
     crew: bool = False
+    enter: Enter | None = None
 
     def train(
         self, settings: TrainSettings, run_dir: Path, checkpoints: CheckpointSettings
@@ -53,6 +56,7 @@ class Runs:
                     oversubscribe=self.oversubscribe,
                     crew=self.crew,
                     starting=display.announce,
+                    enter=self.enter,
                 )
             except UnwrittenRunError as error:
                 if not error.is_record_written:  # a run may have taken days

@@ -10,11 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from distlion_lab.names import name_rule
+from distlion_lab.report.race import Lap, find_target
 
 # Weight of the past in the smoothed training loss: about 10 steps.
 _SMOOTHING = 0.9
 _INCHES = (7.0, 4.5)
-_BESIDE_INCHES = (9.0, 4.0)
+_PANEL_INCHES = (4.5, 4.0)
+_BYTES = "MB sent by each worker"
 _DPI = 150
 _STYLES = (("tab:blue", "-", "o"), ("black", "--", "s"))
 
@@ -68,32 +70,51 @@ def smooth(values: list[float]) -> list[float]:
     return smoothed
 
 
-def draw_beside_figure(records: Sequence[Mapping[str, Any]], figure_path: Path) -> None:
+def draw_beside_figure(
+    records: Sequence[Mapping[str, Any]], figure_path: Path, laps: Sequence[Lap] = ()
+) -> None:
     """Draw the validation losses of two runs as a PNG that also reads in grayscale.
+
+    They are drawn over steps, and over the seconds of each lap; without laps over bytes.
 
     Args:
         records: Content of ``record.json`` of each run; both have the same task and steps.
         figure_path: Path of the PNG; an existing file is replaced.
+        laps: Seconds of the runs over links of several rates.
     """
-    figure = Figure(figsize=_BESIDE_INCHES, dpi=_DPI, layout="constrained")
-    by_step, by_bytes = figure.subplots(1, 2, sharey=True)
-    for record, (color, line, marker) in zip(records, _STYLES, strict=True):
-        steps, losses = record["evaluations"]["step"], record["evaluations"]["loss"]
-        look = {"color": color, "linestyle": line, "marker": marker}
-        label = name_rule(record["settings"])
-        by_step.plot(steps, losses, label=label, **look)
-        sent = [step * _count_step_megabytes(record) for step in steps[1:]]
-        if record["sent_bytes_per_worker"]:  # a logarithmic axis has no 0
-            by_bytes.plot(sent, losses[1:], label=label, **look)
-    by_step.set_xlabel("step")
-    by_step.set_ylabel("validation loss (nats per prediction)")
-    by_bytes.set_xlabel("MB sent by each worker")
-    by_bytes.set_xscale("log")
-    for axes in (by_step, by_bytes):
+    panels = [("step", [record["evaluations"]["step"] for record in records])]
+    if laps:
+        panels += [(f"seconds, links of {lap.rate}", list(lap.seconds)) for lap in laps]
+    else:
+        panels.append((_BYTES, [_list_megabytes(record) for record in records]))
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width * len(panels), height), dpi=_DPI, layout="constrained")
+    all_axes = figure.subplots(1, len(panels), sharey=True)
+    for axes, (what, places) in zip(all_axes, panels, strict=True):
+        _draw_panel(axes, records, places)
+        axes.set_xlabel(what)
         axes.grid(visible=True, alpha=0.3)
-    by_step.legend()
+        if what == _BYTES:
+            axes.set_xscale("log")
+        elif laps and what != "step":
+            axes.axhline(find_target(records), color="0.5", linewidth=0.8, linestyle=":")
+    all_axes[0].set_ylabel("validation loss (nats per prediction)")
+    all_axes[0].legend()
     figure.savefig(figure_path, format="png")
 
 
-def _count_step_megabytes(record: Mapping[str, Any]) -> float:
-    return float(record["sent_bytes_per_worker"] / record["settings"]["steps"] / 1e6)
+def _draw_panel(
+    axes: Axes, records: Sequence[Mapping[str, Any]], places: Sequence[Sequence[float]]
+) -> None:
+    for record, at, (color, line, marker) in zip(records, places, _STYLES, strict=True):
+        # A logarithmic axis has no 0: bytes begin after the first steps.
+        losses = record["evaluations"]["loss"][-len(at) :] if at else []
+        label = name_rule(record["settings"])
+        axes.plot(at, losses, label=label, color=color, linestyle=line, marker=marker)
+
+
+def _list_megabytes(record: Mapping[str, Any]) -> list[float]:
+    """Return the megabytes sent until each validation but the first; none if none are sent."""
+    step_megabytes = record["sent_bytes_per_worker"] / record["settings"]["steps"] / 1e6
+    steps = record["evaluations"]["step"][1:] if step_megabytes else []
+    return [step * step_megabytes for step in steps]

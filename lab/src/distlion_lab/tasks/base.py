@@ -72,6 +72,12 @@ class Task(Protocol):
     def describe(self) -> dict[str, str | int]:
         """Return facts about data and model for a record."""
 
+    def sample(self, model: nn.Module, *, seed: int) -> dict[str, str]:
+        """Return a sample of what a model writes: ``prompt``, ``model`` and ``data``.
+
+        ``data`` is what follows the prompt in the data. Empty for tasks other than text.
+        """
+
 
 def seeded_generator(*parts: int) -> torch.Generator:
     """Make a generator from non-negative integers, such as seed, step and rank."""

@@ -169,6 +169,10 @@ class ImageTask:
         parts = (data.train_images, data.train_labels, data.heldout_images, data.heldout_labels)
         return digest_arrays(*(part.numpy() for part in parts))
 
+    def sample(self, model: nn.Module, *, seed: int) -> dict[str, str]:
+        """Return nothing, as the model writes no text."""
+        return {}
+
     def describe(self) -> dict[str, str | int]:
         """Return source, digest, sizes in images, partition, and the side of an image in pixels."""
         return {

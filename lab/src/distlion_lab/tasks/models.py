@@ -84,6 +84,17 @@ def default_language_config(vocabulary_size: int, *, context: int) -> PreTrained
     )
 
 
+def word_language_config(vocabulary_size: int, *, context: int) -> PreTrainedConfig:
+    """Describe a GPT-2 of 0.7 million parameters for a vocabulary of 2,048 words.
+
+    It has half the layers, and GPT-2's initial weights at this width: 0.02 sqrt(768 / 128).
+    """
+    config = default_language_config(vocabulary_size, context=context)
+    config.n_layer = 2
+    config.initializer_range = 0.05
+    return config
+
+
 def default_vision_config(*, image_size: int, channels: int, classes: int) -> PreTrainedConfig:
     """Describe a ViT that cuts an image into 4 x 4 patches (8 x 8 above 16 pixels)."""
     config = ViTConfig(

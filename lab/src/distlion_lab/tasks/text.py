@@ -1,8 +1,8 @@
-"""Causal language modeling: predict the next byte or character."""
+"""Causal language modeling: predict the next byte, character or word."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -22,8 +22,16 @@ from distlion_lab.tasks.models import (
     build_language_model,
     default_language_config,
     read_model_config,
+    word_language_config,
 )
 from distlion_lab.tasks.partition import Contiguous, TextPartition
+from distlion_lab.tasks.vocabulary import (
+    ByteVocabulary,
+    CharVocabulary,
+    Codes,
+    Vocabulary,
+    WordVocabulary,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -31,7 +39,8 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 128
 HELDOUT_WINDOWS = 128
 _HELDOUT_BATCH = 16
-_BYTE_VALUES = 256
+# Of samples: below 1, so that a small model keeps to what it is sure of.
+_TEMPERATURE = 0.7
 # 4,096 tokens by default. A window may not cross the end of a block, so short blocks would cost
 # windows; long ones would mix less.
 _BLOCK_CONTEXTS = 32
@@ -39,36 +48,13 @@ _CONTIGUOUS = Contiguous()
 # A run needs one; comparisons alternate between numbers of workers.
 _CACHED_SPLITS = 4
 
-Codes = npt.NDArray[np.integer]
-
 
 class Tokenizer(str, Enum):
     """The level at which text is cut into tokens."""
 
     BYTE = "byte"
     CHAR = "char"
-
-
-class CharVocabulary:
-    """A numbering of a text's characters by code point, from 1; 0 stands for all others."""
-
-    def __init__(self, text: str) -> None:
-        self._code_points = np.unique(_code_points(text))
-
-    def __len__(self) -> int:
-        return len(self._code_points) + 1
-
-    def encode(self, text: str) -> Codes:
-        """Return (len(text),) int32 numbers; 0 for a character outside the vocabulary."""
-        wanted = _code_points(text)
-        place = np.searchsorted(self._code_points, wanted)
-        place = np.minimum(place, len(self._code_points) - 1)
-        known = self._code_points[place] == wanted
-        return np.where(known, place + 1, 0).astype(np.int32)
-
-
-def _code_points(text: str) -> npt.NDArray[np.uint32]:
-    return np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype=np.uint32)
+    WORD = "word"
 
 
 @dataclass(frozen=True)
@@ -77,7 +63,7 @@ class _Tokens:
 
     train: Codes
     heldout: Codes
-    vocabulary_size: int
+    vocabulary: Vocabulary
     book_tokens: Sequence[int]
 
 
@@ -112,7 +98,8 @@ class TextTask:
     Args:
         data: Source of the text, as in ``load_corpus``.
         tokenizer: Level of the tokens.
-        model_config: Path of a transformers config; None for the preset of 0.8 million parameters.
+        model_config: Path of a transformers config; None for a preset of 0.8 million parameters, or
+            0.7 million for words.
         batch_size: Windows of a worker in a step.
         partition: Assignment of parts of the text to ranks.
 
@@ -150,9 +137,12 @@ class TextTask:
             )
 
     def _read_config(self, path: Path | None, tokenizer: Tokenizer) -> PreTrainedConfig:
-        needed = self._tokens.vocabulary_size
+        needed = len(self._tokens.vocabulary)
         if path is None:
-            return default_language_config(needed, context=DEFAULT_CONTEXT)
+            describe = (
+                word_language_config if tokenizer is Tokenizer.WORD else default_language_config
+            )
+            return describe(needed, context=DEFAULT_CONTEXT)
         config = read_model_config(path)
         vocab_size = getattr(config, "vocab_size", None)
         if vocab_size is None or vocab_size < needed:
@@ -218,6 +208,37 @@ class TextTask:
         both = torch.from_numpy(windows.astype(np.int64))
         return Batch({"input_ids": both[:, :-1].contiguous()}, both[:, 1:].contiguous())
 
+    def sample(self, model: nn.Module, *, seed: int) -> dict[str, str]:
+        """Let a model continue a line from the middle of the validation text.
+
+        Each token is drawn from softmax(logits / 0.7) over known words or characters. Prompt and
+        continuation have 128 tokens, or fill a shorter context; a quarter of them is the prompt.
+
+        Args:
+            model: The model; it is evaluated where its parameters are, without gradients.
+            seed: Seed of the draws.
+        """
+        heldout, vocabulary = self._tokens.heldout, self._tokens.vocabulary
+        start = self._find_line(len(heldout) // 2)
+        window = heldout[start : start + min(self.context, DEFAULT_CONTEXT)].tolist()
+        prompt = window[: max(1, len(window) // 4)]
+        written = _write(
+            model, prompt, len(window), seeded_generator(seed), never=vocabulary.unknown
+        )
+        return {
+            "prompt": vocabulary.decode(prompt),
+            "model": vocabulary.decode(written),
+            "data": vocabulary.decode(window[len(prompt) :]),
+        }
+
+    def _find_line(self, middle: int) -> int:
+        """Return the place behind the first end of a line within a context, or the middle."""
+        last = len(self._tokens.heldout) - self.context
+        for place in range(middle, min(last, middle + self.context)):
+            if "\n" in self._tokens.vocabulary.decode([int(self._tokens.heldout[place])]):
+                return place + 1
+        return min(middle, last)
+
     @cached_property
     def _digest(self) -> str:
         return digest_arrays(self._tokens.train, self._tokens.heldout)
@@ -232,25 +253,52 @@ class TextTask:
             "train_books": len(self._tokens.book_tokens),
             "heldout_tokens": len(self._tokens.heldout),
             "partition": repr(self._partition),
-            "vocabulary": self._tokens.vocabulary_size,
+            "vocabulary": len(self._tokens.vocabulary),
             "context": self.context,
             "model_type": str(self._config.model_type),
         }
 
 
+def _write(
+    model: nn.Module,
+    prompt: Sequence[int],
+    n_tokens: int,
+    generator: torch.Generator,
+    *,
+    never: Sequence[int],
+) -> list[int]:
+    """Continue a prompt up to ``n_tokens``, and return the new tokens, none of ``never``."""
+    codes, device = list(prompt), next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        while len(codes) < n_tokens:
+            logits = model(input_ids=torch.tensor([codes], device=device)).logits[0, -1]
+            logits = logits.float().cpu() / _TEMPERATURE
+            logits[list(never)] = -torch.inf
+            shares = logits.softmax(dim=-1)
+            codes.append(int(torch.multinomial(shares, 1, generator=generator)))
+    model.train(was_training)
+    return codes[len(prompt) :]
+
+
+_VOCABULARIES: Mapping[Tokenizer, Callable[[bytes], Vocabulary]] = {
+    Tokenizer.BYTE: lambda text: ByteVocabulary(),
+    Tokenizer.CHAR: CharVocabulary,
+    Tokenizer.WORD: WordVocabulary,
+}
+
+
 def _tokenize(corpus: Corpus, tokenizer: Tokenizer) -> _Tokens:
-    if tokenizer is Tokenizer.BYTE:
-        train, heldout = (
-            np.frombuffer(part, dtype=np.uint8) for part in (corpus.train, corpus.heldout)
-        )
-        return _Tokens(train, heldout, _BYTE_VALUES, corpus.book_bytes)
+    vocabulary = _VOCABULARIES[tokenizer](corpus.train)
+    if isinstance(vocabulary, ByteVocabulary):  # without a copy, as a text may have 2^30 bytes
+        train, heldout = vocabulary.encode(corpus.train), vocabulary.encode(corpus.heldout)
+        return _Tokens(train, heldout, vocabulary, corpus.book_bytes)
     ends = accumulate(corpus.book_bytes, initial=0)
-    books = [corpus.train[begin:end].decode(errors="replace") for begin, end in pairwise(ends)]
-    text = "".join(books)
-    vocabulary = CharVocabulary(text)
+    books = [vocabulary.encode(corpus.train[begin:end]) for begin, end in pairwise(ends)]
     return _Tokens(
-        vocabulary.encode(text),
-        vocabulary.encode(corpus.heldout.decode(errors="replace")),
-        len(vocabulary),
+        np.concatenate(books),
+        vocabulary.encode(corpus.heldout),
+        vocabulary,
         [len(book) for book in books],
     )

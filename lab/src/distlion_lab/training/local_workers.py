@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from distlion_lab.errors import WorkerFailedError
+from distlion_lab.training.network import Enter
 from distlion_lab.training.processes import (
     Failure,
     become_child,
@@ -50,6 +51,7 @@ def run_workers(
     world_size: int,
     observe: Emit,
     preload: Sequence[str] = (),
+    enter: Enter | None = None,
 ) -> Any:
     """Run a function in local worker processes that form a Gloo process group.
 
@@ -65,6 +67,7 @@ def run_workers(
         world_size: Number of workers.
         observe: Called here with the values that rank 0 emits.
         preload: Modules to import once, before workers are forked, instead of in each worker.
+        enter: Puts each worker on a host of an emulated network; None leaves all on this machine.
 
     Returns:
         The value that ``work`` returned on rank 0.
@@ -75,7 +78,7 @@ def run_workers(
     with leaving_in_order(), tempfile.TemporaryDirectory(prefix="distlion-") as folder:
         team = _Team(world_size)
         try:
-            team.start(work, args, Path(folder) / "rendezvous", preload)
+            team.start(work, args, Path(folder) / "rendezvous", preload, enter)
             return team.listen(observe)
         finally:
             team.end()
@@ -97,6 +100,7 @@ class _Team:
         args: tuple[Any, ...],
         rendezvous: Path,
         preload: Sequence[str],
+        enter: Enter | None,
     ) -> None:
         context = choose_context(preload)
         for rank in range(self._world_size):
@@ -104,7 +108,7 @@ class _Team:
             self._inboxes[inbox] = rank
             process = context.Process(
                 target=_run_worker,
-                args=(rank, self._world_size, rendezvous, outbox, work, args),
+                args=(rank, self._world_size, rendezvous, outbox, enter, work, args),
                 name=f"distlion worker {rank}",
                 daemon=True,
             )
@@ -189,12 +193,15 @@ def _run_worker(
     world_size: int,
     rendezvous: Path,
     outbox: Connection,
+    enter: Enter | None,
     work: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     """Be one worker: join the group, work, and report the result or the failure."""
     become_child()
-    if sys.platform == "linux":
+    if enter is not None:
+        enter(rank)
+    elif sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def emit(content: Any) -> None:

@@ -215,7 +215,8 @@ class TrainingLoop:
         """Train from the first step, or the one after the latest checkpoint, to the last.
 
         Returns:
-            The record; it is equal on all ranks but for times and rank 0's account of traffic.
+            The record; it is equal on all ranks but for times, and for the account of traffic and
+            the sample, which are rank 0's.
 
         Raises:
             NonFiniteError: The loss is no longer finite.
@@ -297,6 +298,11 @@ class TrainingLoop:
             )
         )
 
+    def _sample(self) -> dict[str, str]:
+        if self._rank != 0:
+            return {}
+        return self._task.sample(self._worker.model, seed=self._settings.seed)
+
     def _conclude(self) -> Record:
         history = self._history
         wall_s = history.seconds
@@ -319,4 +325,5 @@ class TrainingLoop:
             replicas_equal=self._worker.replicas_equal(),
             traffic=history.traffic(),
             diagnostics=history.diagnostics(),
+            sample=self._sample(),
         )

@@ -47,6 +47,8 @@ class Record:
         losses: Series ``step``, ``seconds``, ``loss`` (mean over workers) and ``lr``.
         evaluations: Series ``step`` (steps done), ``seconds``, ``loss`` and ``accuracy``.
         diagnostics: ``Diagnosis`` of votes, one for each parameter and diagnosed step, from rank 0.
+        sample: ``prompt`` from the validation text, its continuation by the trained ``model``, and
+            by the ``data``. Empty for images, and from a crew.
     """
 
     format: int = FORMAT
@@ -68,6 +70,7 @@ class Record:
     losses: dict[str, list[float]]
     evaluations: dict[str, list[float]]
     diagnostics: list[dict[str, Any]]
+    sample: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the record file."""

@@ -28,6 +28,7 @@ from distlion_lab.training.checkpoints import CheckpointSettings, has_checkpoint
 from distlion_lab.training.crew_workers import train_crew
 from distlion_lab.training.local_workers import Emit, run_workers
 from distlion_lab.training.loop import Observer, TrainingLoop
+from distlion_lab.training.network import Enter
 from distlion_lab.training.record import (
     RECORD_NAME,
     Record,
@@ -59,6 +60,7 @@ def train(
     oversubscribe: bool = False,
     crew: bool = False,
     starting: Callable[[], None] | None = None,
+    enter: Enter | None = None,
 ) -> Record | None:
     """Train and write ``record.json`` and ``loss.png`` into the run folder.
 
@@ -74,6 +76,8 @@ def train(
         crew: True if local workers form a crew: if one is killed, a newcomer takes its place. The
             record then has one worker's losses and traffic.
         starting: Called after all checks, before the first local worker starts.
+        enter: Puts each local worker on a host of an emulated network; None for none. A crew's
+            workers stay on this machine.
 
     Returns:
         The record; under torchrun only on rank 0, None on the other ranks.
@@ -106,7 +110,7 @@ def train(
     writes = joined is None or int(os.environ["RANK"]) == 0
     with _claimed(run_dir, again=is_resumed) if writes else contextlib.nullcontext():
         if joined is None:
-            record = _train_locally(work, observe, begin)
+            record = _train_locally(work, observe, begin, enter)
         else:
             begin()
             record = _train_joined(work, observe)
@@ -221,7 +225,9 @@ def _check_crew(settings: TrainSettings, checkpoints: CheckpointSettings) -> Non
             )
 
 
-def _train_locally(work: _Work, observe: Observer, begin: Callable[[], None]) -> Record:
+def _train_locally(
+    work: _Work, observe: Observer, begin: Callable[[], None], enter: Enter | None
+) -> Record:
     task = load_task(work.settings)  # so that a mistake shows before any worker is started
     if not work.oversubscribe:
         check_capacity(work.settings, task, read_machine())
@@ -235,6 +241,7 @@ def _train_locally(work: _Work, observe: Observer, begin: Callable[[], None]) ->
         world_size=work.settings.workers,
         observe=observe,
         preload=preload,
+        enter=enter,
     )
     assert isinstance(record, Record)
     return record

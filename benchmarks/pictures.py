@@ -1,0 +1,127 @@
+"""Draw what explains a vote: what becomes of one weight matrix, and the bytes of a step.
+
+python benchmarks/pictures.py      # results/vote.png, results/bytes.png
+
+The first one trains a small network for some steps by ``VirtualCluster`` and shows what its next
+vote is made of. Nothing in either picture is timed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import distlion
+
+RESULTS = Path(__file__).resolve().parent / "results"
+WORKERS, STEPS, BETA1, SEED = 4, 30, 0.9, 3
+BLUE, ORANGE, GREY = "#3b6ea8", "#d9541e", "#8d96a3"
+SIGNS = ListedColormap([BLUE, ORANGE])
+PARAMETERS = 124e6
+
+
+def sample_batch(worker: int, step: int) -> tuple[Tensor, Tensor]:
+    """Return inputs (16, 12) and targets (16, 8) of a fixed nonlinear function, with noise."""
+    generator = torch.Generator().manual_seed(1000 * step + worker)
+    teacher = torch.Generator().manual_seed(SEED)
+    weight = torch.randn(12, 8, generator=teacher)
+    inputs = torch.randn(16, 12, generator=generator)
+    noise = torch.randn(16, 8, generator=generator)
+    return inputs, torch.tanh(inputs @ weight) + 0.5 * noise
+
+
+def find_directions() -> Tensor:
+    """Return the directions (WORKERS, 8, 12) that the workers would vote on next."""
+    torch.manual_seed(SEED)
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 8))
+    cluster = distlion.VirtualCluster(model.named_parameters(), workers=WORKERS, lr=5e-3)
+    matrix = model[0].weight
+    for step in range(STEPS + 1):
+        found = []
+        for worker in range(WORKERS):
+            inputs, targets = sample_batch(worker, step)
+            model.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            momentum = cluster.state[matrix]["exp_avg"][worker]
+            found.append(BETA1 * momentum + (1 - BETA1) * matrix.grad)
+            if step < STEPS:
+                cluster.collect(worker)
+        if step < STEPS:
+            cluster.step()
+    return torch.stack(found).detach()
+
+
+def draw_vote(directions: Tensor) -> Figure:
+    """Draw the directions of all workers, their signs, the sum of the signs, and the majority."""
+    signs = directions.sign()
+    total = signs.sum(0)
+    figure = Figure(figsize=(11, 2.7), dpi=160, layout="constrained")
+    grid = figure.add_gridspec(2, WORKERS + 4)
+    most = float(directions.abs().max())
+    for worker in range(WORKERS):
+        top, below = (figure.add_subplot(grid[row, worker]) for row in range(2))
+        top.imshow(directions[worker], cmap="RdBu_r", vmin=-most, vmax=most)
+        top.set_title(f"worker {worker}", fontsize="medium")
+        below.imshow(signs[worker], cmap=SIGNS, vmin=-1, vmax=1)
+        if worker == 0:
+            top.set_ylabel("direction,\n32 bits")
+            below.set_ylabel("its sign,\n1 bit")
+    counted = figure.add_subplot(grid[:, WORKERS : WORKERS + 2])
+    counted.imshow(total, cmap="RdBu_r", vmin=-WORKERS, vmax=WORKERS)
+    counted.set_title("sum of the votes", fontsize="medium")
+    decided = figure.add_subplot(grid[:, WORKERS + 2 :])
+    ties = total == 0
+    decided.imshow(np.ma.masked_array(total.sign(), ties), cmap=SIGNS, vmin=-1, vmax=1)
+    for row, column in ties.nonzero().tolist():
+        decided.text(column, row, "?", ha="center", va="center", color="#3f4650")
+    decided.set_title("majority: 1 bit comes back", fontsize="medium")
+    decided.set_xlabel("? a tie: a random bit, equal on all", fontsize="small")
+    for each in figure.axes:
+        each.set_xticks([])
+        each.set_yticks([])
+    return figure
+
+
+def list_bytes(workers: int) -> dict[str, float]:
+    """Return the bits that a worker sends per parameter and step, by method, from docs/compare.md.
+
+    Args:
+        workers: Number of workers.
+    """
+    share = (workers - 1) / workers
+    return {
+        "DDP, fp32": 64 * share,
+        "DDP, fp16 hook": 32 * share,
+        "DiLoCo, every 8 steps": 64 * share / 8,
+        "votes with feedback, 2 bits": 3 * share,
+        "votes": 2 * share,
+        "votes every 8 steps": 2 * share / 8,
+    }
+
+
+def draw_bytes(workers: int = 4) -> Figure:
+    """Draw the megabytes that a worker sends in a step."""
+    figure = Figure(figsize=(8.4, 2.7), dpi=160, layout="constrained")
+    axes = figure.subplots()
+    methods = list_bytes(workers)
+    for row, (name, bits) in enumerate(reversed(methods.items())):
+        megabytes = bits * PARAMETERS / 8e6
+        color = ORANGE if name.startswith("votes") else GREY
+        axes.barh(row, megabytes, color=color, height=0.72)
+        axes.text(megabytes, row, f"  {megabytes:,.3g} MB", va="center", fontsize="small")
+    axes.set_yticks(range(len(methods)), list(reversed(methods)))
+    axes.set_xlim(0, 850)
+    size = f"{PARAMETERS / 1e6:.0f} million parameters, {workers} workers"
+    axes.set_xlabel(f"megabytes that a worker sends in a step; {size}")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+if __name__ == "__main__":
+    draw_vote(find_directions()).savefig(RESULTS / "vote.png")
+    draw_bytes().savefig(RESULTS / "bytes.png")

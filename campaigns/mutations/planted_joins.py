@@ -1,0 +1,98 @@
+"""Bugs to plant in how a newcomer catches up while the others train."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+REPLIES = ("crew/test_replies.py",)
+DONOR = ("crew/test_donor.py",)
+JOINING = ("crew/test_joining.py",)
+JOINS = ("simulation/test_schedules.py::test_crews_that_newcomers_join_keep_all_rules",)
+
+JOIN_MUTATIONS = (
+    Mutation(
+        "join: a reply is missing from those that wait to be sent",
+        "crew/donor.py",
+        "        self._waiting.append(reply)\n",
+        "        if reply.step % 3:\n            self._waiting.append(reply)\n",
+        DONOR,
+    ),
+    Mutation(
+        "join: a missing reply is not noticed",
+        "crew/replies.py",
+        "if any(piece.step < reply.step for piece in before if piece.step is not None):",
+        "if False:",
+        REPLIES,
+    ),
+    Mutation(
+        "join: a reply is replayed twice",
+        "crew/replies.py",
+        "                    if piece.step == reply.step:\n                        moved",
+        "                    if piece.step is not None:\n                        moved",
+        REPLIES,
+    ),
+    Mutation(
+        "join: a piece is copied while a commit goes on",
+        "crew/donor.py",
+        "        self.lock.__enter__()\n        self._holds = True\n",
+        "        self._holds = False\n",
+        DONOR,
+    ),
+    Mutation(
+        "join: pieces have the number of steps with which the stream began",
+        "crew/donor.py",
+        "            step = donor.read_step()\n            values",
+        "            step = vars(self).setdefault('first', donor.read_step())\n            values",
+        JOINS,
+    ),
+    Mutation(
+        "join: a newcomer follows a donor that is not among the most advanced",
+        "crew/epoch.py",
+        "donor is not None and donor.epoch > 0 and donor.progress == best",
+        "donor is not None and donor.epoch > 0",
+        DONOR,
+    ),
+    Mutation(
+        "join: a reply of another epoch's roster is read by this one's",
+        "crew/replies.py",
+        "members[0].rule.start(layout, reply.roster)",
+        "members[0].rule.start(layout, Roster.of(2))",
+        REPLIES,
+    ),
+    Mutation(
+        "join: a newcomer takes its donor's momentum",
+        "crew/optimizer.py",
+        "        if epoch.has_newcomers and epoch.members[0].epoch and",
+        "        self._membership.newcomers = 'donor'\n"
+        "        if epoch.has_newcomers and epoch.members[0].epoch and",
+        JOINING,
+    ),
+    Mutation(
+        "join: a newcomer that gives up keeps what has come",
+        "crew/catch_up.py",
+        "            param.copy_(kept)\n",
+        "            pass\n",
+        DONOR,
+    ),
+    Mutation(
+        "join: a slow newcomer has replies without end",
+        "crew/donor.py",
+        "if len(self._waiting) >= self._donor.replay_steps:",
+        "if False:",
+        DONOR,
+    ),
+    Mutation(
+        "join: the hyperparameters of replay are those of the first step",
+        "crew/replies.py",
+        "            tuple(inputs.coefficients),\n",
+        "            tuple(each._replace(lr=1e-2) for each in inputs.coefficients),\n",
+        JOINING,
+    ),
+    Mutation(
+        "join: whoever dials is sent the parameters",
+        "crew/side_link.py",
+        'if not _is_same(asked.get("proof"), sign(f"{name}/dials", nonce)):',
+        "if False:",
+        DONOR,
+    ),
+)

@@ -1,0 +1,323 @@
+"""A newcomer's side of a join: it catches up while the others train, before it asks to be let in.
+
+    announce ──► a member offers ──► pieces and replies ──► at most a step behind ──► ask
+
+Its parameters are then those of its donor after the last step that both have, and become the
+members' by the last replies. A donor that is lost, or a newcomer that falls behind, begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from distlion import faults
+from distlion.crew.epoch import Epoch, FormingError, Member, decline
+from distlion.crew.offers import announce, await_offer, name_join
+from distlion.crew.replies import ReplayError, Replica, StepReply
+from distlion.crew.side_link import SideLink, dial
+from distlion.crew.store import Rendezvous
+from distlion.errors import CrewError
+from distlion.step.newcomers import Newcomers
+from distlion.votes.aggregation import Aggregation
+from distlion.wire.background import run_in_background
+
+logger = logging.getLogger("distlion")
+
+OFFER_S = 2.0
+"""Seconds that a newcomer waits for an offer."""
+TRIES = 3
+"""Times that a newcomer catches up before it gives up, or joins the old way."""
+ARRIVE_S = 1.4
+"""Seconds for the last replies; the members wait for all members of an epoch a little longer."""
+_POLL_S = 0.005
+_CLOSE_S = 5.0
+_ROOM_BYTES = 64 << 20
+"""More bytes of a message than elements account for: shards and buckets are padded."""
+
+
+class LostDonorError(FormingError):
+    """The donor is gone, or its stream was of no use."""
+
+
+class CatchUp:
+    """One attempt to catch up with one donor.
+
+    Args:
+        link: The connection to the donor.
+        own, donor: Ids of both workers.
+        replica: This worker's parameters. Written from now on.
+
+    Attributes:
+        donor: The donor's id.
+        problem: Why the attempt has failed; "" if it has not.
+        is_behind: Whether it has failed because this worker was too slow.
+        step: Number of steps in all parameters; None until all are at one step.
+        n_bytes, n_replies: Bytes of parameters, and replies, so far.
+    """
+
+    def __init__(self, link: SideLink, own: int, donor: int, replica: Replica) -> None:
+        self.donor, self.problem, self.is_behind = donor, "", False
+        self.step: int | None = None
+        self.n_bytes = self.n_replies = 0
+        self._link, self._own, self._replica = link, own, replica
+        self._head = 0
+        self._until: int | None = None
+        self._ended, self._stopped = threading.Event(), threading.Event()
+        n_elements = sum(piece.stop - piece.start for piece in replica.pieces)
+        self._most_bytes = _ROOM_BYTES + 8 * n_elements
+        run_in_background(self._run, self._ended, "distlion catches up")
+
+    @property
+    def is_close(self) -> bool:
+        """True while it is at most a step behind."""
+        return self.step is not None and self.step >= self._head - 1
+
+    def arrive(self, step: int) -> None:
+        """Take the replies up to this step, and none after it.
+
+        Raises:
+            LostDonorError: They do not come.
+        """
+        self._until, deadline_s = step, time.monotonic() + ARRIVE_S
+        while self.step != step:
+            if self.problem or (self.step or 0) > step or time.monotonic() > deadline_s:
+                why = self.problem or "the last replies did not come"
+                raise LostDonorError(f"worker {self.donor} was to send step {step}: {why}")
+            time.sleep(_POLL_S)
+        self._replica.settle()
+
+    def go_on(self) -> None:
+        """Take later replies again, as no epoch was formed."""
+        self._until = None
+
+    def end(self) -> None:
+        """End it, and wait until nothing is written any more."""
+        self._ended.set()
+        self._link.close()
+        self._stopped.wait(_CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._take_message()
+        except (OSError, ReplayError, KeyError, TypeError, ValueError) as error:
+            self.problem = self.problem or str(error) or type(error).__name__
+        finally:
+            self._link.close()
+            self._stopped.set()
+
+    def _take_message(self) -> None:
+        header, payload = self._link.receive(self._most_bytes)
+        kind, replica = header["kind"], self._replica
+        if kind == "piece":
+            self._fire("piece", header["number"])
+            replica.place(header["number"], header["step"], payload)
+            self.n_bytes += payload.numel()
+            self._link.send({})
+        elif kind == "reply":
+            reply = StepReply.read(header, payload)
+            while self._until is not None and reply.step >= self._until:
+                if self._ended.wait(_POLL_S):
+                    return
+            self._fire("replay", reply.step)
+            replica.replay(reply)
+            self.n_replies += 1
+        elif kind == "behind":
+            self.is_behind = True
+            raise ReplayError("this worker replays more slowly than the others train")
+        self._head = header["head"]
+        steps = replica.find_steps() if replica.is_complete else set()
+        self.step = steps.pop() if len(steps) == 1 else None
+
+    def _fire(self, point: faults.JoinPoint, step: int) -> None:
+        if faults.armed:
+            faults.fire(rank=self._own, step=step, point=point, subject=self)
+
+
+class HasParameters(Protocol):
+    """The part of an optimizer that a newcomer writes."""
+
+    def list_all(self) -> list[Tensor]:
+        """List all parameters, in the order of their groups."""
+        ...
+
+    def make_replica(self) -> Replica:
+        """Make the replica of them that is written while this worker catches up."""
+        ...
+
+
+def find_refusal(
+    newcomers: Newcomers, rules: Sequence[Aggregation], *, has_local_steps: bool
+) -> str:
+    """Find the reason why the others have to wait for newcomers; "" for none."""
+    if has_local_steps:
+        return "local steps are shared at votes"
+    if newcomers != "zeros":
+        return f"newcomers={newcomers!r} copies momenta"
+    for rule in rules:
+        if rule.worker_state:
+            return f"{type(rule).__name__} keeps state of each worker"
+    return ""
+
+
+class Newcomer:
+    """A worker with nothing to keep, until it is a member.
+
+    Args:
+        rendezvous: The rendezvous.
+        refusal: Reason why it joins the old way, for which the others wait; "" for none.
+        optimizer: Its optimizer.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, refusal: str, optimizer: HasParameters) -> None:
+        self._rendezvous, self._refusal = rendezvous, refusal
+        self._optimizer = optimizer
+        self._params = optimizer.list_all()
+        self._catch_up: CatchUp | None = None
+        self._kept: list[Tensor] = []
+        self._tries = self._tries_behind = 0
+        self._began_s = 0.0
+
+    def find_donor(self, own: Member) -> int | None:
+        """Catch up with a member; return its id, or None where this worker joins the old way.
+
+        Raises:
+            CrewError: This worker falls behind each time, or the run is over.
+        """
+        try:
+            return self._find_donor(own)
+        except CrewError:
+            raise
+        except RuntimeError as error:
+            raise self._rendezvous.make_gone_error(error) from error
+
+    def _find_donor(self, own: Member) -> int | None:
+        rendezvous = self._rendezvous
+        while self._catch_up is None or self._catch_up.problem:
+            self.give_up()
+            if not rendezvous.find_last_begun():
+                return None
+            if self._tries >= TRIES:
+                self._refusal = self._refusal or f"it could not catch up in {TRIES} attempts"
+            if self._refusal:
+                logger.info("worker %d joins while others wait: %s", own.id, self._refusal)
+                return None
+            if not self._begin(own):
+                return None
+        if not self._await_close(self._catch_up):
+            return self._find_donor(own)
+        if faults.armed:
+            faults.fire(rank=own.id, step=0, point="caught_up", subject=self)
+        return self._catch_up.donor
+
+    def _begin(self, own: Member) -> bool:
+        """Find a donor, and begin; return False where nobody offers."""
+        rendezvous, began_s = self._rendezvous, time.monotonic()
+        rendezvous.check_secret()
+        number = announce(rendezvous.store, own)
+        offer = await_offer(rendezvous.store, number, limit_s=OFFER_S, check=rendezvous.check_open)
+        if offer is None or offer.donor is None:
+            why = "no member has offered its parameters" if offer is None else offer.why
+            logger.info("worker %d joins while others wait: %s", own.id, why)
+            return False
+        self._tries += 1
+        sign = rendezvous.store.sign
+        try:
+            link = dial(offer.addresses, name_join(number), sign, offer.nonce)
+        except OSError as error:
+            logger.warning(
+                "worker %d cannot connect to worker %d, to catch up with it: %s",
+                own.id, offer.donor, error,
+            )  # fmt: skip
+            return self._tries < TRIES and self._begin(own)
+        # What is written is not this worker's own until all has come: others may die before.
+        self._kept = [param.detach().clone() for param in self._params]
+        self._catch_up = CatchUp(link, own.id, offer.donor, self._optimizer.make_replica())
+        self._began_s = began_s
+        return True
+
+    def _await_close(self, catch_up: CatchUp) -> bool:
+        """Wait until this worker is at most a step behind; return False if the attempt fails."""
+        while not catch_up.is_close and not catch_up.problem:
+            time.sleep(_POLL_S)
+        if not catch_up.problem:
+            return True
+        logger.warning("this worker loses worker %d: %s", catch_up.donor, catch_up.problem)
+        self._tries_behind += catch_up.is_behind
+        if self._tries_behind >= TRIES:
+            self.give_up()
+            raise CrewError(
+                f"this worker has fallen behind the others {TRIES} times while it copied their "
+                "parameters; raise handover_rate= or replay_steps= of all members, or give it a "
+                "faster link"
+            )
+        return False
+
+    def is_ready(self) -> bool:
+        """Return whether this worker may be let in now; True where it follows nobody.
+
+        Raises:
+            LostDonorError: Its donor is gone.
+        """
+        catch_up = self._catch_up
+        if catch_up is None:
+            return True
+        if catch_up.problem:
+            raise LostDonorError(catch_up.problem)
+        return catch_up.is_close
+
+    def arrive(self, epoch: Epoch) -> None:
+        """Come to the step of an epoch's members, with none of whom this worker has trained.
+
+        Raises:
+            LostDonorError: It cannot; the others form an epoch without it.
+        """
+        if not epoch.is_follower:
+            self.give_up()
+            return
+        try:
+            if self._catch_up is None:
+                raise LostDonorError("the donor is gone")
+            self._catch_up.arrive(epoch.members[0].step)
+        except LostDonorError:
+            decline(epoch)
+            self.give_up()
+            raise
+
+    def go_on(self) -> None:
+        """Follow the donor further, as the epoch was not formed."""
+        if self._catch_up is not None:
+            self._catch_up.go_on()
+
+    def enter(self, own: int) -> None:
+        """Note that this worker is a member: its parameters are its own."""
+        catch_up, self._catch_up, self._kept = self._catch_up, None, []
+        if catch_up is not None:
+            catch_up.end()
+            logger.info(
+                "worker %d came without a pause of the others: %.1f MB from worker %d in %.2f s, "
+                "and %d replies",
+                own,
+                catch_up.n_bytes / 1e6,
+                catch_up.donor,
+                time.monotonic() - self._began_s,
+                catch_up.n_replies,
+            )
+
+    @torch.no_grad()
+    def give_up(self) -> None:
+        """Follow nobody; parameters are what they were."""
+        catch_up, self._catch_up = self._catch_up, None
+        if catch_up is None:
+            return
+        catch_up.end()
+        for param, kept in zip(self._params, self._kept, strict=True):
+            param.copy_(kept)
+        self._kept = []

@@ -1,0 +1,275 @@
+"""A member's side of a join: its parameters and the replies, sent to workers that will join.
+
+A thread for each newcomer copies pieces of parameters between two commits, and sends them with the
+replies of all steps since the first piece, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from distlion import faults
+from distlion.crew.epoch import Epoch, Member
+from distlion.crew.offers import Offer, make_offer, name_join
+from distlion.crew.replies import Piece, StepReply, cut_pieces
+from distlion.crew.side_link import Listener, SideLink
+from distlion.crew.store import Rendezvous
+from distlion.errors import DistlionError
+from distlion.failures import Status
+from distlion.step.bucket import Bucket
+from distlion.step.inputs import StepInputs
+from distlion.step.stage import Replied, Stage
+from distlion.wire.background import run_in_background
+from distlion.wire.frame import Header
+from distlion.wire.verdict import Verdict
+
+if TYPE_CHECKING:
+    from distlion.crew.optimizer import CrewLion
+
+logger = logging.getLogger("distlion")
+
+LINK_SHARE = 0.5
+"""Share of the link's time that pieces take, unless the caller names a rate."""
+REPLAY_STEPS = 64
+BEAT_S = 0.25
+"""Seconds after which a message is sent even without news."""
+_COME_S = 10.0
+_BEHIND = "behind"
+
+
+class Donor(Stage):
+    """The stage that keeps replies for workers that catch up, and knows when pieces are whole.
+
+    Args:
+        rendezvous: The rendezvous, for its store.
+        rate_bit_per_s: Rate of pieces to one newcomer; None for half of the link's time.
+        replay_steps: Most replies that may wait to be sent.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        *,
+        rate_bit_per_s: float | None = None,
+        replay_steps: int = REPLAY_STEPS,
+    ) -> None:
+        self._rendezvous = rendezvous
+        self.rate_bit_per_s, self.replay_steps = rate_bit_per_s, replay_steps
+        self.lock = threading.Lock()
+        self._feeds: list[Feed] = []
+        self._inputs: StepInputs | None = None
+        self._holds = False
+        self._optimizer: weakref.ref[CrewLion] | None = None
+        self.refusal = ""
+
+    def bind(self, optimizer: CrewLion, refusal: str) -> None:
+        """Serve the parameters of this optimizer.
+
+        Args:
+            optimizer: The optimizer.
+            refusal: Reason why its newcomers wait for the old way; "" for none.
+        """
+        self._optimizer, self.refusal = weakref.ref(optimizer), refusal
+
+    # In a step
+
+    def amend(self, inputs: StepInputs) -> StepInputs:
+        self._inputs = inputs
+        return inputs
+
+    def exchange(self, buckets: Sequence[Bucket], header: Header) -> tuple[Header, Verdict]:
+        """Let no piece be copied until the step is over."""
+        self.lock.__enter__()
+        self._holds = True
+        return header, Verdict(Status.OK)
+
+    def commit(self, buckets: Sequence[Replied]) -> None:
+        if self._feeds and self._inputs is not None:
+            reply = StepReply.of(self._inputs, buckets)  # type: ignore[arg-type]
+            for feed in self._feeds:
+                feed.add(reply)
+
+    def end(self) -> None:
+        self._inputs = None
+        if self._holds:
+            self._holds = False
+            self.lock.release()
+
+    # Between steps
+
+    @property
+    def n_served(self) -> int:
+        """Workers that catch up with this member."""
+        return sum(feed.is_running for feed in self._feeds)
+
+    def answer(self, epoch: Epoch, number: int, newcomer: Member) -> None:
+        """Answer an announcement: with an offer, or with the reason for none."""
+        own, rendezvous = epoch.members[epoch.place], self._rendezvous
+        why = self.refusal
+        if newcomer.settings != own.settings:
+            why = "its settings differ from the members'"
+        elif rendezvous.count_places(len(epoch.members) + self.n_served) <= 0:
+            why = "there is no free place"
+        if why:
+            make_offer(rendezvous.store, number, Offer(None, [], "", why))
+            return
+        try:
+            listener = Listener(rendezvous.address)
+        except OSError as error:
+            logger.warning("worker %d cannot listen for newcomers: %s", own.id, error)
+            return
+        offer = Offer(own.id, listener.addresses, listener.nonce)
+        if not make_offer(rendezvous.store, number, offer):
+            listener.close()
+            return
+        feed = Feed(self, listener, number, own.id, newcomer.id)
+        with self.lock:
+            self._feeds = [each for each in self._feeds if each.is_running] + [feed]
+        feed.start()
+
+    def stop(self) -> None:
+        """Send nothing any more: the parameters are no longer those of the replies."""
+        for feed in self._feeds:
+            feed.ended.set()
+
+    def read_step(self) -> int:
+        """Return the number of committed steps; under the lock."""
+        return self._take().committed_step
+
+    def list_params(self) -> list[Tensor]:
+        """List all parameters."""
+        return [param.detach() for param in self._take().list_all()]
+
+    def sign(self, name: str, text: str) -> str:
+        """Sign a text with the run's secret."""
+        return self._rendezvous.store.sign(name, text)
+
+    def _take(self) -> CrewLion:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is None:
+            raise OSError("the optimizer is gone")
+        return optimizer
+
+
+class Feed:
+    """The stream to one newcomer.
+
+    Args:
+        donor: The donor.
+        listener: The port at which the newcomer is expected.
+        number: Number of its announcement.
+        own, newcomer: Ids of both workers.
+
+    Attributes:
+        ended: Event that ends the stream.
+    """
+
+    def __init__(
+        self, donor: Donor, listener: Listener, number: int, own: int, newcomer: int
+    ) -> None:
+        self._donor, self._listener, self._number = donor, listener, number
+        self._own, self._newcomer = own, newcomer
+        self.ended = threading.Event()
+        self._waiting: deque[StepReply] = deque()
+        self._has_begun = self._is_behind = self._has_stopped = False
+
+    @property
+    def is_running(self) -> bool:
+        """True until the stream has ended."""
+        return not self._has_stopped
+
+    def start(self) -> None:
+        """Begin, on a thread."""
+        run_in_background(self._run, self.ended, "distlion donor")
+
+    def add(self, reply: StepReply) -> None:
+        """Take a reply that was just committed; under the lock."""
+        if not self._has_begun or self._has_stopped or self._is_behind:
+            return
+        if len(self._waiting) >= self._donor.replay_steps:
+            self._is_behind = True
+            self._waiting.clear()
+            return
+        self._waiting.append(reply)
+
+    def _run(self) -> None:
+        link: SideLink | None = None
+        try:
+            name = name_join(self._number)
+            link = self._listener.accept(name, self._donor.sign, limit_s=_COME_S)
+            self._stream(link)
+        except (OSError, ValueError, DistlionError) as error:
+            logger.info(
+                "worker %d sends worker %d nothing any more: %s", self._own, self._newcomer, error
+            )
+        finally:
+            self._has_stopped = True
+            self._waiting.clear()
+            self._listener.close()
+            if link is not None:
+                link.close()
+
+    def _stream(self, link: SideLink) -> None:
+        """Send what there is: replies first, then pieces at their rate, else a beat."""
+        donor = self._donor
+        with donor.lock:
+            params = donor.list_params()
+            self._has_begun = True
+        pieces = deque(enumerate(cut_pieces(params)))
+        next_s = sent_s = time.monotonic()
+        while not self.ended.is_set():
+            now_s = time.monotonic()
+            with donor.lock:
+                head, reply = donor.read_step(), self._take_reply()
+            if self._is_behind:
+                link.send({"kind": _BEHIND, "head": head})
+                return
+            if reply is not None:
+                payload = torch.cat([bucket.payload for bucket in reply.buckets])
+                link.send({"kind": "reply", "head": head, **reply.describe()}, payload)
+                sent_s = time.monotonic()
+            elif pieces and now_s >= next_s:
+                number, piece = pieces.popleft()
+                next_s = self._send_piece(link, number, piece, params[piece.index])
+                sent_s = time.monotonic()
+            elif now_s - sent_s >= BEAT_S:
+                link.send({"kind": "beat", "head": head})
+                sent_s = now_s
+            else:
+                self.ended.wait(min(0.005, max(0.0005, next_s - now_s) if pieces else 0.005))
+
+    def _take_reply(self) -> StepReply | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def _send_piece(self, link: SideLink, number: int, piece: Piece, param: Tensor) -> float:
+        """Copy and send a piece; return when the next one may be sent."""
+        donor = self._donor
+        with donor.lock:
+            step = donor.read_step()
+            values = _copy(param, piece)
+        if faults.armed:
+            faults.fire(rank=self._own, step=number, point="stream", subject=self)
+        began_s = time.monotonic()
+        link.send({"kind": "piece", "number": number, "step": step, "head": step}, values)
+        link.receive(0)  # it has come: the time to here is that of the link, not of its buffers
+        now_s = time.monotonic()
+        if donor.rate_bit_per_s is None:
+            return now_s + (now_s - began_s) * (1 / LINK_SHARE - 1)
+        return max(now_s, began_s + 8 * values.numel() / donor.rate_bit_per_s)
+
+
+def _copy(param: Tensor, piece: Piece) -> Tensor:
+    """Copy a piece into host memory, after all commits that were launched."""
+    if param.is_cuda:
+        torch.cuda.synchronize(param.device)
+    flat = param.contiguous().view(-1)[piece.start : piece.stop]
+    return flat.to("cpu", copy=True).view(torch.uint8)

@@ -1,0 +1,217 @@
+"""What a donor sends to a newcomer while it trains, and to nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distlion
+from distlion.crew import replies
+from distlion.crew.catch_up import CatchUp, LostDonorError, Newcomer
+from distlion.crew.donor import Donor, Feed
+from distlion.crew.epoch import Member, order_members
+from distlion.crew.offers import name_join
+from distlion.crew.replies import StepReply
+from distlion.crew.side_link import Listener, SideLink, dial
+from distlion.crew.store import SignedStore
+from replied_run import Run, make_replica
+
+NEWCOMER, OWN, NUMBER = 7, 0, 1
+TOWARD = ("127.0.0.1", 1)
+
+
+class Optimizer:
+    """What a donor knows of its optimizer."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def committed_step(self) -> int:
+        return self._run.step
+
+    def list_all(self) -> list[torch.Tensor]:
+        return list(self._run.params)
+
+
+class Serving:
+    """A donor that serves one newcomer."""
+
+    def __init__(self, **options: Any) -> None:
+        self.run = Run(distlion.MajorityVote(), torch.float32)
+        self.store = SignedStore(dist.HashStore(), b"key of the run")  # type: ignore[attr-defined]
+        rendezvous: Any = SimpleNamespace(store=self.store, address=TOWARD)
+        self.donor = Donor(rendezvous, **options)
+        self._optimizer = Optimizer(self.run)
+        self.donor.bind(self._optimizer, "")  # type: ignore[arg-type]
+        self.listener = Listener(TOWARD)
+        self.feed = Feed(self.donor, self.listener, NUMBER, OWN, NEWCOMER)
+        self.donor._feeds.append(self.feed)
+        self.feed.start()
+
+    def dial(self) -> SideLink:
+        link = dial(
+            self.listener.addresses, name_join(NUMBER), self.store.sign, self.listener.nonce
+        )
+        await_true(lambda: self.feed._has_begun)
+        return link
+
+    def step(self) -> None:
+        donor: Any = self.donor
+        donor.amend(SimpleNamespace())
+        donor.exchange([], None)
+        donor.commit([self.run.commit()])
+        donor.end()
+
+
+def await_true(holds: Callable[[], bool], limit_s: float = 30) -> None:
+    until_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "PIECE_BYTES", 256)
+    read = classmethod(lambda cls, inputs, buckets: buckets[0])
+    monkeypatch.setattr(StepReply, "of", read)
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    made = Serving()
+    yield made
+    made.donor.stop()
+
+
+def test_a_newcomer_has_the_donors_bits_after_any_step(serving: Serving) -> None:
+    replica, own = make_replica(serving.run)
+    catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
+    await_true(lambda: catch_up.n_bytes > 512)
+    for _ in range(7):
+        serving.step()
+    await_true(lambda: catch_up.is_close or bool(catch_up.problem))
+    serving.step()
+    catch_up.arrive(serving.run.step)
+    assert all(map(torch.equal, serving.run.params, own))
+    assert catch_up.n_replies > 0
+    serving.step()
+    time.sleep(0.05)
+    assert catch_up.step == serving.run.step - 1  # nothing is written any more
+    catch_up.end()
+
+
+def test_no_piece_is_copied_while_a_step_is_committed(serving: Serving) -> None:
+    donor: Any = serving.donor
+    donor.exchange([], None)
+    link = dial(
+        serving.listener.addresses, name_join(NUMBER), serving.store.sign, serving.listener.nonce
+    )
+    link._connection.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        link.receive(1 << 20)
+    donor.end()
+    link._connection.settimeout(10)
+    assert link.receive(1 << 20)[0]["kind"] == "piece"
+    link.close()
+
+
+def test_a_newcomer_that_is_too_slow_is_told_and_no_more_is_kept_for_it() -> None:
+    serving = Serving(replay_steps=2)
+    link = serving.dial()
+    assert link.receive(1 << 20)[0]["kind"] == "piece"  # of which nothing is said
+    for _ in range(5):
+        serving.step()
+        assert len(serving.feed._waiting) <= 2
+    link.send({})
+    assert link.receive(1 << 20)[0]["kind"] == "behind"
+    await_true(lambda: not serving.feed.is_running)
+    link.close()
+
+
+def test_pieces_come_at_the_given_rate() -> None:
+    serving = Serving(rate_bit_per_s=8 * 256 / 0.02)  # 256 bytes in 20 ms
+    replica, _ = make_replica(serving.run)
+    began_s = time.monotonic()
+    catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
+    await_true(lambda: replica.is_complete)
+    assert time.monotonic() - began_s > 0.9 * catch_up.n_bytes / 256 * 0.02
+    catch_up.end()
+    serving.donor.stop()
+
+
+def test_nothing_is_sent_to_who_does_not_know_the_secret(serving: Serving) -> None:
+    stranger = SignedStore(dist.HashStore(), b"another key")  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="closed"):
+        dial(serving.listener.addresses, name_join(NUMBER), stranger.sign, serving.listener.nonce)
+    assert not serving.feed._has_begun
+    serving.dial().close()  # it still waits for the newcomer
+
+
+def test_who_answers_without_the_secret_is_not_believed(serving: Serving) -> None:
+    listener = Listener(TOWARD)
+
+    def lie() -> None:
+        link = SideLink(listener._server.accept()[0])
+        link.receive(0)
+        link.send({"proof": "none"})
+
+    thread = threading.Thread(target=lie)
+    thread.start()
+    with pytest.raises(OSError, match="does not know the secret"):
+        dial(listener.addresses[:1], name_join(NUMBER), serving.store.sign, listener.nonce)
+    thread.join()
+    listener.close()
+
+
+def test_a_donor_that_stops_is_noticed(serving: Serving) -> None:
+    replica, _ = make_replica(serving.run)
+    catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
+    await_true(lambda: catch_up.is_close)
+    serving.donor.stop()
+    await_true(lambda: bool(catch_up.problem))
+    with pytest.raises(LostDonorError, match="closed"):
+        catch_up.arrive(5)
+
+
+def test_a_newcomer_that_gives_up_has_its_own_parameters_again(serving: Serving) -> None:
+    replica, own = make_replica(serving.run)
+    optimizer: Any = SimpleNamespace(list_all=lambda: own)
+    newcomer = Newcomer(serving.donor._rendezvous, "", optimizer)
+    before = [param.detach().clone() for param in own]
+    newcomer._kept = [param.clone() for param in before]
+    newcomer._catch_up = catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
+    await_true(lambda: catch_up.is_close)
+    assert not torch.equal(own[0], before[0])
+    newcomer.give_up()
+    assert all(map(torch.equal, own, before))
+    assert newcomer.is_ready()
+
+
+def make_member(identity: int, epoch: int, step: int, donor: int | None = None) -> Member:
+    return Member(identity, epoch, step, 1, "host", 1, donor=donor)
+
+
+def test_a_newcomer_counts_as_advanced_as_its_donor() -> None:
+    members = order_members(
+        [make_member(1, 0, 0, donor=4), make_member(4, 3, 8), make_member(2, 3, 7)]
+    )
+    assert [member.id for member in members] == [4, 1, 2]
+    assert [member.follows for member in members] == [(), (3, 8, 0), ()]
+
+
+@pytest.mark.parametrize("donor", [2, 9])
+def test_a_newcomer_whose_donor_is_behind_or_gone_has_nothing(donor: int) -> None:
+    members = order_members(
+        [make_member(1, 0, 0, donor=donor), make_member(4, 3, 8), make_member(2, 3, 7)]
+    )
+    assert [member.id for member in members] == [4, 2, 1]
+    assert not any(member.follows for member in members)

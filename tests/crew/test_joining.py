@@ -1,0 +1,135 @@
+"""A newcomer catches up while the others train, and they do not wait for its parameters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cluster import WorkerDiedError
+from crews import (
+    OPTIONS,
+    STRUCK_AT,
+    await_members,
+    await_true,
+    check_equal,
+    collect_log,
+    host_store,
+    make_crew,
+    start,
+    train,
+)
+from distlion import faults
+from distlion.crew import CrewLion, replies
+
+GOAL = 400
+RATE = 8 * 256 / 0.03
+"""Bits a second: the model takes many steps to come."""
+
+
+def join_late(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == size - 1:
+        store.wait(["come"])
+    said = collect_log()
+    crew = make_crew(port, min_workers=2, max_workers=size, handover_rate=RATE)
+    momenta: list[torch.Tensor] = []
+
+    def note(optimizer: CrewLion) -> None:
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("come", "")
+        await_members(crew, size if optimizer.committed_step == GOAL - 1 else 0)
+        if crew.size == size and not momenta:
+            param = optimizer.param_groups[0]["params"][0]
+            momenta.append(optimizer.state[param]["exp_avg"].clone())
+        if crew.size < size:
+            time.sleep(0.005)  # the newcomer has to replay some of these steps
+
+    result = train(crew, OPTIONS[name], seed=rank, size=size - 1, goal=GOAL, each=note)
+    return {**result, "momentum": momenta[0], "said": said}
+
+
+def check_joined(results: list[dict[str, Any]]) -> str:
+    """Check that the last one came without a pause; return what it said of it."""
+    check_equal(results, goal=GOAL)
+    last = results[-1]
+    assert min(last["digests"]) > STRUCK_AT
+    (said,) = [line for line in last["said"] if "came without a pause" in line]
+    assert not any("joins while others wait" in line for line in last["said"])
+    for result in results[:-1]:
+        assert result["formed"][-1].endswith(f"left: nobody; came: worker {last['id']} (new)")
+        assert result["traffic"]["members_lost"] == 0
+    return said
+
+
+def test_a_newcomer_catches_up_while_the_others_train() -> None:
+    store = host_store()
+    results = start(join_late, 3, store.port, "majority")
+    said = check_joined(results)
+    assert int(said.split()[-2]) > 0  # replies
+    assert not results[-1]["momentum"].any()
+    assert results[0]["momentum"].any()
+
+
+def lose_one(rank: int, size: int, port: int, point: Any, number: int) -> Any:
+    """Kill the donor, or the newcomer, at a point of a join; a newcomer comes again."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    is_new = rank == size - 1
+    if is_new:
+        store.wait(["come"])
+    replies.PIECE_BYTES = 256  # several pieces
+    said = collect_log()
+    crew = make_crew(port, min_workers=2, max_workers=size, handover_rate=RATE)
+    n_here = size - 2 + (point != "stream")  # members that stay, and the newcomer
+
+    def strike(_: object) -> None:
+        if store.add("struck", 1) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    numbers = range(GOAL) if point == "replay" else [number]
+    for each in numbers:
+        faults.arm(rank=crew.id, step=each, point=point, action=strike)
+
+    def note(optimizer: CrewLion) -> None:
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("come", "")
+        waits = optimizer.committed_step == GOAL - 1
+        if waits and point == "stream":
+            await_members(crew, n_here)
+        elif waits and not is_new:
+            await_true(lambda: store.add("struck", 0) > 0)
+        if crew.size == size - 1 and store.add("struck", 0) == 0:
+            time.sleep(0.005)
+
+    result = train(crew, OPTIONS["majority"], seed=rank, size=size - 1, goal=GOAL, each=note)
+    return {**result, "said": said, "new": is_new}
+
+
+@pytest.mark.parametrize("point", ["piece", "replay", "caught_up"])
+def test_members_go_on_without_a_newcomer_that_dies_as_it_catches_up(point: str) -> None:
+    store = host_store()
+    number = 3 if point == "piece" else 0
+    results = start(lose_one, 3, store.port, point, number, may_die=True)
+    *lived, dead = results
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(lived, goal=GOAL)
+    for result in lived:
+        assert len(result["formed"]) == 1  # nobody has noticed
+        assert result["traffic"]["members_lost"] == 0
+
+
+def test_a_newcomer_whose_donor_dies_catches_up_with_another_one() -> None:
+    store = host_store()
+    results = start(lose_one, 4, store.port, "stream", 3, may_die=True)
+    dead = [each for each in results if isinstance(each, WorkerDiedError)]
+    lived = [each for each in results if not isinstance(each, WorkerDiedError)]
+    assert len(dead) == 1
+    check_equal(lived, goal=GOAL)
+    (newcomer,) = [each for each in lived if each["new"]]
+    assert any("loses worker" in line for line in newcomer["said"])
+    assert any("came without a pause" in line for line in newcomer["said"])

@@ -1,0 +1,238 @@
+"""A member that is stopped is given up soon; one that computes for long keeps its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import distlion
+from cluster import WorkerDiedError
+from crews import (
+    GOAL,
+    OPTIONS,
+    STRUCK_AT,
+    await_true,
+    check_equal,
+    host_store,
+    is_halted,
+    make_crew,
+    start,
+    train,
+)
+from distlion import faults
+from distlion.crew import CrewLion
+from distlion.crew.epoch import Epoch, Member, listen
+from distlion.crew.lifeline import Pulse
+from distlion.crew.store import Rendezvous, name_epoch
+from distlion.wire import Exchange
+from distlion.wire.heartbeats import BEAT_S
+
+SILENCE_S = 2.0
+LONG_S = 300.0
+"""A limit that no test waits for."""
+TIMEOUTS = distlion.Timeouts(step_s=LONG_S, busy_s=LONG_S, init_s=LONG_S)
+
+
+def stop_self(store: Any) -> None:
+    """Stop this process, until another one wakes it."""
+    store.set("stopped", str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wake(store: Any) -> None:
+    """Wake the process that has stopped itself."""
+    pid = int(store.get("stopped"))
+    await_true(lambda: is_halted(pid))
+    os.kill(pid, signal.SIGCONT)
+
+
+def be_stopped(
+    rank: int, size: int, port: int, point: faults.Point, exchange: Exchange
+) -> dict[str, Any]:
+    crew = make_crew(port, min_workers=2, max_workers=size, silence_s=SILENCE_S)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+
+    def each(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT and not faults.armed:
+            faults.arm(
+                rank=crew.rank,
+                step=STRUCK_AT,
+                point=point,
+                action=lambda _: stop_self(store),
+            )
+        if rank == 1 and optimizer.committed_step == STRUCK_AT + 5 and crew.size < size:
+            wake(store)
+        if rank and optimizer.committed_step == GOAL - 1:
+            # It is let in again before they finish.
+            await_true(lambda: crew.size == size or crew.wants_change)
+
+    options = {"exchange": exchange, "timeouts": TIMEOUTS}
+    return train(crew, options, seed=rank, size=size, each=each)
+
+
+@pytest.mark.parametrize(
+    ("point", "exchange"),
+    [
+        ("before_step", distlion.AllReduce()),
+        ("framed", distlion.AllReduce()),
+        # The votes of the others wait for it, and are all that it needs.
+        ("after_commit", distlion.AllGather()),
+    ],
+)
+def test_member_that_is_stopped_is_given_up_and_let_in_again(
+    point: faults.Point, exchange: Exchange
+) -> None:
+    store = host_store()
+    stopped, *others = start(be_stopped, 3, store.port, point, exchange)
+    check_equal([stopped, *others])
+    for result in others:
+        left = [line for line in result["formed"] if "(silent)" in line]
+        assert len(left) == 1, result["formed"]
+        assert f"left: worker {stopped['id']} (silent); came: nobody" in left[0]
+        assert len(result["epochs"][STRUCK_AT + 3][1]) == 2
+        assert len(result["epochs"][GOAL][1]) == 3
+
+
+def come_and_be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
+    """A newcomer is stopped while it takes parameters; the others wait for it in a broadcast."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == 2:
+        store.get("begun")
+    crew = make_crew(port, min_workers=2, max_workers=size, silence_s=SILENCE_S)
+    if rank == 2:
+        action = partial(stop_self, store)
+        faults.arm(rank=crew.id, step=STRUCK_AT, point="broadcast", action=lambda _: action())
+
+    def each(optimizer: CrewLion) -> None:
+        if rank == 2:
+            return
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("begun", "")
+            await_true(lambda: store.check(["stopped"]) or crew.wants_change)
+        if optimizer.committed_step == GOAL - 1:
+            if rank == 1 and crew.size < size:
+                wake(store)
+            await_true(lambda: crew.size == size or crew.wants_change)
+
+    options = {**OPTIONS["majority"], "timeouts": TIMEOUTS}
+    return train(crew, options, seed=rank, size=2, each=each)
+
+
+def test_newcomer_that_is_stopped_is_given_up_and_let_in_again() -> None:
+    store = host_store()
+    *members, newcomer = start(come_and_be_stopped, 3, store.port)
+    check_equal([*members, newcomer])
+    for result in members:
+        assert len(result["epochs"][STRUCK_AT + 5][1]) == 2
+        assert len(result["epochs"][GOAL][1]) == 3
+    assert min(newcomer["epochs"]) == GOAL
+
+
+def compute_for_long(rank: int, size: int, port: int) -> dict[str, Any]:
+    crew = make_crew(port, min_workers=2, max_workers=size, silence_s=1)
+
+    def each(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT:
+            until_s = time.monotonic() + 5
+            while time.monotonic() < until_s:
+                sum(range(1000))
+
+    options = {**OPTIONS["majority"], "timeouts": TIMEOUTS}
+    return train(crew, options, seed=rank, size=size, each=each)
+
+
+def test_member_that_computes_for_long_keeps_its_place() -> None:
+    store = host_store()
+    results = start(compute_for_long, 3, store.port)
+    check_equal(results)
+    for result in results:
+        assert result["traffic"]["members_lost"] == 0
+        assert result["epochs"][GOAL] == result["epochs"][STRUCK_AT]
+
+
+def abandon(rank: int, size: int, port: int) -> dict[str, Any]:
+    """On one worker the main thread ends, and another thread keeps the process."""
+    crew = make_crew(port, min_workers=2, max_workers=size, silence_s=SILENCE_S)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+
+    def each(optimizer: CrewLion) -> None:
+        if rank == 0 and optimizer.committed_step == STRUCK_AT:
+            keeper = threading.Thread(target=lambda: store.wait(["given up"]), daemon=False)
+            keeper.start()
+            threading.main_thread().is_alive = lambda: False  # type: ignore[method-assign]
+            keeper.join()
+            os._exit(3)
+        if rank and optimizer.committed_step == STRUCK_AT + 5:
+            store.set("given up", "")
+
+    options = {**OPTIONS["majority"], "timeouts": TIMEOUTS}
+    return train(crew, options, seed=rank, size=size, each=each)
+
+
+def test_process_whose_main_thread_has_ended_is_given_up() -> None:
+    store = host_store()
+    dead, *results = start(abandon, 3, store.port, may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(results)
+    for result in results:
+        assert len(result["epochs"][GOAL][1]) == 2
+
+
+def make_rendezvous(port: int) -> Rendezvous:
+    return Rendezvous(f"127.0.0.1:{port}", run_id="run", secret="", min_workers=2, max_workers=9)
+
+
+def make_epoch(rendezvous: Rendezvous, number: int) -> Epoch:
+    members = tuple(Member(each, 3, 40, 17, "host", 100 + each) for each in range(2))
+    return Epoch(number, members, 0, rendezvous.store.at(name_epoch(number)))
+
+
+def test_heartbeats_count_in_their_epoch_only() -> None:
+    store = host_store()
+    ours, theirs = make_rendezvous(store.port), make_rendezvous(store.port)
+    theirs.begin_beating(4, 1)
+    heard, others = (listen(make_epoch(ours, number), silence_s=1) for number in (4, 5))
+    await_true(lambda: others.find_silent() == (1,) or bool(time.sleep(BEAT_S)))
+    assert heard.find_silent() == ()
+    ours.end()
+    theirs.end()
+
+
+def test_heartbeats_end_as_a_worker_leaves_its_epoch() -> None:
+    store = host_store()
+    ours, theirs = make_rendezvous(store.port), make_rendezvous(store.port)
+    theirs.begin_beating(4, 1)
+    heard = listen(make_epoch(ours, 4), silence_s=1)
+    theirs.end_beating()
+    await_true(lambda: heard.find_silent() == (1,) or bool(time.sleep(BEAT_S)))
+    ours.end()
+    theirs.end()
+
+
+def test_heartbeats_end_with_the_threads_that_may_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, pulse, sent = dist.HashStore(), Pulse(), []  # type: ignore[attr-defined]
+    monkeypatch.setattr("distlion.crew.lifeline.beat", lambda *args: sent.append(args[-1]))
+    ended = threading.Event()
+
+    def train_on() -> None:
+        pulse.begin(store, 1)
+        ended.wait()
+
+    trainer = threading.Thread(target=train_on)
+    trainer.start()
+    await_true(lambda: pulse._place is not None)
+    main = threading.main_thread()
+    monkeypatch.setattr(main, "is_alive", lambda: False)
+    pulse.send()  # a program may train on another thread, and leave its main one
+    ended.set()
+    trainer.join()
+    pulse.send()
+    monkeypatch.undo()
+    assert sent == [1]
