@@ -44,7 +44,10 @@ class Run:
             bucket_elements=1200,
             backwards=backwards,
         )
-        self.momenta = [[torch.zeros_like(param) for param in self.params] for _ in ROSTER.ids]
+        kept = torch.float32 if dtype is torch.float16 else dtype
+        self.momenta = [
+            [torch.zeros_like(param, dtype=kept) for param in self.params] for _ in ROSTER.ids
+        ]
 
     def commit(self) -> StepReply:
         """Do one step; return its reply."""

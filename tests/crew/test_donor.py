@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 import distlion
-from distlion.crew import replies
-from distlion.crew.catch_up import CatchUp, LostDonorError, Newcomer
+from distlion.crew import replies, side_link
+from distlion.crew.catch_up import TRIES, CatchUp, LostDonorError, Newcomer
 from distlion.crew.donor import Donor, Feed
-from distlion.crew.epoch import Member, order_members
-from distlion.crew.offers import name_join
+from distlion.crew.epoch import Epoch, Member, order_members
+from distlion.crew.offers import Announcements, announce, name_join
 from distlion.crew.replies import StepReply
 from distlion.crew.side_link import Listener, SideLink, dial
 from distlion.crew.store import SignedStore
@@ -196,6 +200,129 @@ def test_a_newcomer_that_gives_up_has_its_own_parameters_again(serving: Serving)
     assert newcomer.is_ready()
 
 
+def test_an_unknown_error_of_the_replay_ends_the_attempt(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, _ = make_replica(serving.run)
+
+    def fail(reply: StepReply) -> None:
+        raise RuntimeError("no memory for the reply")
+
+    monkeypatch.setattr(replica, "replay", fail)
+    catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
+    serving.step()
+    await_true(lambda: bool(catch_up.problem))
+    assert catch_up.problem == "no memory for the reply"
+    catch_up.end()
+
+
+def test_a_reply_that_cannot_be_kept_ends_no_step(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(inputs: object, buckets: object) -> StepReply:
+        raise MemoryError
+
+    monkeypatch.setattr(StepReply, "of", fail)
+    link = serving.dial()
+    serving.step()
+    assert link.receive(1 << 20)[0]["kind"] == "piece"
+    link.send({})
+    assert link.receive(1 << 20)[0]["kind"] == "behind"
+    link.close()
+
+
+def follow(serving: Serving) -> tuple[Newcomer, Any]:
+    """Return a newcomer that has caught up, and the epoch whose members are a step further."""
+    replica, own = make_replica(serving.run)
+    optimizer: Any = SimpleNamespace(list_all=lambda: own)
+    newcomer = Newcomer(serving.donor._rendezvous, "", optimizer)
+    newcomer._kept = [param.detach().clone() for param in own]
+    newcomer._catch_up = catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
+    await_true(lambda: catch_up.is_close)
+    later = make_member(OWN, 3, serving.run.step + 1)
+    epoch: Any = SimpleNamespace(
+        is_follower=True, members=[later, make_member(NEWCOMER, 0, 0)], place=1, store=serving.store
+    )
+    return newcomer, epoch
+
+
+def test_a_newcomer_whose_last_reply_is_late_follows_further(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distlion.crew.catch_up.ARRIVE_S", 0.05)
+    newcomer, epoch = follow(serving)
+    with pytest.raises(LostDonorError, match="did not come"):
+        newcomer.arrive(epoch)
+    serving.step()
+    await_true(newcomer.is_ready)
+    newcomer.arrive(epoch)
+    newcomer.enter(NEWCOMER)
+
+
+def test_a_newcomer_whose_last_reply_is_always_late_joins_the_old_way(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distlion.crew.catch_up.ARRIVE_S", 0.05)
+    newcomer, epoch = follow(serving)
+    for _ in range(TRIES):
+        with pytest.raises(LostDonorError, match="did not come"):
+            newcomer.arrive(epoch)
+    assert newcomer._catch_up is None
+    assert "too large for this link" in newcomer._refusal
+
+
+@pytest.mark.parametrize("header", [b"[1]", b"[" * 2000, b"no json"], ids=["list", "deep", "text"])
+def test_a_strangers_message_ends_its_connection_alone(serving: Serving, header: bytes) -> None:
+    host, port = serving.listener.addresses[0]
+    with socket.create_connection((host, port), timeout=10) as stranger:
+        check = zlib.crc32(b"", zlib.crc32(header))
+        stranger.sendall(side_link._PREFIX.pack(side_link._MAGIC, len(header), 0, check) + header)
+        assert stranger.recv(1) == b""
+    serving.dial().close()  # it still waits for the newcomer
+
+
+def test_a_stranger_cannot_make_a_donor_read_for_long(serving: Serving) -> None:
+    host, port = serving.listener.addresses[0]
+    with socket.create_connection((host, port), timeout=10) as stranger:
+        stranger.sendall(side_link._PREFIX.pack(side_link._MAGIC, 1 << 20, 0, 0))
+        assert stranger.recv(1) == b""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the interface lo is Linux's")
+def test_a_donor_listens_only_at_the_interface_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    listener = Listener(TOWARD)
+    assert listener._server.getsockname()[0] == "127.0.0.1"
+    assert [host for host, _ in listener.addresses] == ["127.0.0.1"]
+    listener.close()
+
+
+def test_a_large_message_has_time_for_each_of_its_parts() -> None:
+    sent: list[int] = []
+    connection: Any = SimpleNamespace(
+        settimeout=lambda seconds: None,
+        setsockopt=lambda *options: None,
+        sendall=lambda part: sent.append(len(part)),
+    )
+    SideLink(connection).send({}, torch.zeros((5 << 20) + 3, dtype=torch.uint8))
+    assert max(sent) <= 1 << 20
+    assert sum(sent) == side_link._PREFIX.size + 2 + (5 << 20) + 3
+
+
+def test_an_announcement_of_another_version_or_secret_is_passed_over() -> None:
+    store = SignedStore(dist.HashStore(), b"key of the run")  # type: ignore[attr-defined]
+    announcements = Announcements()
+    announcements.begin(store)
+    later = {**make_member(4, 0, 0).describe(), "shoes": 2}
+    store.set(name_join(store.add("joins", 1)), json.dumps(later))
+    stranger = SignedStore(store.plain, b"another key")
+    announce(stranger, make_member(5, 0, 0))
+    announce(store, make_member(6, 0, 0))
+    assert [member.id for _, member in announcements.list_due(store, 0)] == [6]
+
+
 def make_member(identity: int, epoch: int, step: int, donor: int | None = None) -> Member:
     return Member(identity, epoch, step, 1, "host", 1, donor=donor)
 
@@ -215,3 +342,20 @@ def test_a_newcomer_whose_donor_is_behind_or_gone_has_nothing(donor: int) -> Non
     )
     assert [member.id for member in members] == [4, 2, 1]
     assert not any(member.follows for member in members)
+
+
+@pytest.mark.parametrize(
+    ("culprits", "blamed"),
+    [((2,), (1, 2, 3)), ((0, 4), (1, 2, 3)), ((0,), ()), ((0, 2), ()), ((), (1, 2, 3))],
+    ids=["a follower", "all that have trained", "one that has", "one of each", "no majority"],
+)
+def test_followers_are_blamed_where_those_that_have_trained_agree(
+    culprits: tuple[int, ...], blamed: tuple[int, ...]
+) -> None:
+    later = [make_member(number, 0, 0, donor=4) for number in (5, 6, 7)]
+    members = order_members([make_member(4, 3, 8), *later, make_member(9, 3, 8)])
+    at = {member.id: rank for rank, member in enumerate(members)}
+    by_place = [at[number] for number in (4, 5, 6, 7, 9)]
+    epoch = Epoch(1, tuple(members), 0, SignedStore(dist.HashStore(), b"key"))  # type: ignore[attr-defined]
+    found = epoch.find_misled([by_place[place] for place in culprits])
+    assert found == tuple(sorted(by_place[place] for place in blamed))

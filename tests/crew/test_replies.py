@@ -21,7 +21,7 @@ RULES: list[Aggregation] = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_pieces_copied_after_different_steps_come_to_the_same_bits(
     rule: Aggregation, dtype: torch.dtype
 ) -> None:

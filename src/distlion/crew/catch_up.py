@@ -37,7 +37,6 @@ TRIES = 3
 ARRIVE_S = 1.4
 """Seconds for the last replies; the members wait for all members of an epoch a little longer."""
 _POLL_S = 0.005
-_CLOSE_S = 5.0
 _ROOM_BYTES = 64 << 20
 """More bytes of a message than elements account for: shards and buckets are padded."""
 
@@ -101,13 +100,13 @@ class CatchUp:
         """End it, and wait until nothing is written any more."""
         self._ended.set()
         self._link.close()
-        self._stopped.wait(_CLOSE_S)
+        self._stopped.wait()  # at most one replay
 
     def _run(self) -> None:
         try:
             while not self._ended.is_set():
                 self._take_message()
-        except (OSError, ReplayError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 whoever waits for this thread must hear of it
             self.problem = self.problem or str(error) or type(error).__name__
         finally:
             self._link.close()
@@ -182,7 +181,7 @@ class Newcomer:
         self._params = optimizer.list_all()
         self._catch_up: CatchUp | None = None
         self._kept: list[Tensor] = []
-        self._tries = self._tries_behind = 0
+        self._tries = self._tries_behind = self._tries_late = 0
         self._began_s = 0.0
 
     def find_donor(self, own: Member) -> int | None:
@@ -288,8 +287,21 @@ class Newcomer:
             self._catch_up.arrive(epoch.members[0].step)
         except LostDonorError:
             decline(epoch)
-            self.give_up()
+            self._note_late()
             raise
+
+    def _note_late(self) -> None:
+        """Follow the donor further if replies were only late, and a few times at most."""
+        self._tries_late += 1
+        if self._tries_late >= TRIES:
+            self._refusal = (
+                f"the last replies took more than {ARRIVE_S:g} s in {TRIES} attempts: they are too "
+                "large for this link"
+            )
+        if self._catch_up is None or self._catch_up.problem or self._refusal:
+            self.give_up()
+        else:
+            self._catch_up.go_on()
 
     def go_on(self) -> None:
         """Follow the donor further, as the epoch was not formed."""

@@ -94,7 +94,13 @@ class Donor(Stage):
 
     def commit(self, buckets: Sequence[Replied]) -> None:
         if self._feeds and self._inputs is not None:
-            reply = StepReply.of(self._inputs, buckets)  # type: ignore[arg-type]
+            try:
+                reply = StepReply.of(self._inputs, buckets)  # type: ignore[arg-type]
+            except (MemoryError, RuntimeError) as error:  # this step is committed all the same
+                logger.warning("no memory for replies to newcomers, who begin anew: %s", error)
+                for feed in self._feeds:
+                    feed.lose()
+                return
             for feed in self._feeds:
                 feed.add(reply)
 
@@ -196,10 +202,14 @@ class Feed:
         if not self._has_begun or self._has_stopped or self._is_behind:
             return
         if len(self._waiting) >= self._donor.replay_steps:
-            self._is_behind = True
-            self._waiting.clear()
+            self.lose()
             return
         self._waiting.append(reply)
+
+    def lose(self) -> None:
+        """Note that a reply is not kept, so that the newcomer begins anew; under the lock."""
+        self._is_behind = True
+        self._waiting.clear()
 
     def _run(self) -> None:
         link: SideLink | None = None

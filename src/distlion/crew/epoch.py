@@ -162,9 +162,20 @@ class Epoch:
         """Ranks of newcomers that have caught up with a donor, and so have its parameters."""
         return tuple(rank for rank, each in enumerate(self.members) if each.follows)
 
+    def find_misled(self, culprits: Collection[int]) -> tuple[int, ...]:
+        """Find the followers to blame where parameters differ: all, or none.
+
+        Args:
+            culprits: Ranks that differ from the majority, which may be of followers.
+        """
+        differing, followers = set(culprits), set(self.followers)
+        have_trained = set(range(len(self.members))) - followers
+        is_theirs = differing <= followers or have_trained <= differing
+        return self.followers if is_theirs else ()
+
     @property
     def is_follower(self) -> bool:
-        """True if this worker is one of them."""
+        """True if this worker is a follower."""
         return self.place in self.followers
 
     @property

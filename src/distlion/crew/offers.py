@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from distlion.crew.epoch import Member
 from distlion.crew.store import SignedStore
+from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")
 
@@ -107,7 +108,7 @@ class Announcements:
                 del self._looks[number]
                 try:
                     member = store.read(key, lambda text: Member(**json.loads(text)))
-                except (TypeError, ValueError):
-                    logger.warning("a worker announces itself to the crew in an unknown format")
+                except CrewError as error:  # of another version, or signed with another secret
+                    logger.warning("a worker announces itself and gets no offer: %s", error)
                     continue
                 yield number, member

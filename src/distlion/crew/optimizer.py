@@ -370,8 +370,8 @@ class CrewLion(DistributedLion):
         Raises:
             ReplicaMismatchError: Replicas are not repaired, or no majority is known.
         """
-        followers = () if epoch is None else epoch.followers
-        if epoch is not None and followers and set(error.culprits) <= set(followers):
+        followers = () if epoch is None else epoch.find_misled(error.culprits)
+        if epoch is not None and followers:
             logger.warning("%s; newcomers there catch up once more", error)
             if epoch.is_follower and self._newcomer is not None:
                 self._newcomer.give_up()

@@ -28,6 +28,9 @@ PIECE_BYTES = 1 << 20
 """Most bytes of a piece. A commit may wait for the copy of one, which takes less than 1 ms."""
 
 
+_OF_MOMENTA = (torch.float32, torch.bfloat16)
+
+
 class ReplayError(Exception):
     """A reply does not follow the pieces that it is for."""
 
@@ -156,8 +159,9 @@ class Piece:
             bucket_word=slot.bucket_word + skipped,
         )
         values = flat[self.start : self.stop]
-        # No op that applies a reply reads a momentum.
-        return Segment(place, values, None, values, coefficients)
+        # No op that applies a reply reads a momentum, which has to be of a momentum's dtype.
+        momentum = values if values.dtype in _OF_MOMENTA else values.float()
+        return Segment(place, values, None, momentum, coefficients)
 
 
 def cut_pieces(params: Sequence[Tensor], piece_bytes: int | None = None) -> list[Piece]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
@@ -26,11 +27,15 @@ Sign = Callable[[str, str], str]
 """Function that signs a text under a name with the run's secret."""
 
 SILENT_S = 10.0
-"""Seconds without a byte after which the other side counts as gone."""
-_DIAL_S = 2.0
+"""Seconds without progress after which the other side counts as gone."""
+_PART_BYTES = 1 << 20
+"""Bytes that have to be sent within these seconds, on any link."""
+_DIAL_S, _PROVE_S = 2.0, 5.0
+"""Seconds to connect, and until both have shown that they know the secret."""
 _PREFIX = struct.Struct("<4sIQI")
 _MAGIC = b"dlsl"
-_MOST_HEADER_BYTES = 64 << 20
+_MOST_HEADER_BYTES, _MOST_PROOF_BYTES = 64 << 20, 1 << 12
+_NO_MESSAGE = "what came is no message of this connection"
 _NOTHING = torch.zeros(0, dtype=torch.uint8, device="cpu")
 
 
@@ -58,25 +63,39 @@ class SideLink:
         """
         text, data = json.dumps(header).encode(), payload.contiguous().numpy().data
         check = zlib.crc32(data, zlib.crc32(text))
-        self._connection.sendall(_PREFIX.pack(_MAGIC, len(text), len(data), check) + text)
-        self._connection.sendall(data)
+        for part in (_PREFIX.pack(_MAGIC, len(text), len(data), check) + text, data):
+            for start in range(0, len(part), _PART_BYTES):
+                self._connection.sendall(part[start : start + _PART_BYTES])
 
-    def receive(self, most_bytes: int) -> tuple[dict[str, Any], Tensor]:
+    def receive(
+        self,
+        most_bytes: int,
+        *,
+        most_header_bytes: int = _MOST_HEADER_BYTES,
+        until_s: float = math.inf,
+    ) -> tuple[dict[str, Any], Tensor]:
         """Receive a message.
 
         Args:
             most_bytes: Most bytes of its payload.
+            most_header_bytes: Most bytes of its header.
+            until_s: End of the wait for it, by the monotonic clock.
 
         Raises:
             OSError: The other side is gone or silent, or bytes were damaged on the way.
         """
-        magic, n_text, n_data, check = _PREFIX.unpack(self._read(_PREFIX.size))
-        if magic != _MAGIC or n_text > _MOST_HEADER_BYTES or n_data > most_bytes:
-            raise OSError("what came is no message of this connection")
-        text, data = self._read(n_text), self._read(n_data)
+        magic, n_text, n_data, check = _PREFIX.unpack(self._read(_PREFIX.size, until_s))
+        if magic != _MAGIC or n_text > most_header_bytes or n_data > most_bytes:
+            raise OSError(_NO_MESSAGE)
+        text, data = self._read(n_text, until_s), self._read(n_data, until_s)
         if zlib.crc32(data, zlib.crc32(text)) != check:
             raise OSError("bytes were damaged on the way")
-        header: dict[str, Any] = json.loads(text)
+        try:
+            header = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise OSError(_NO_MESSAGE) from error
+        if not isinstance(header, dict):
+            raise OSError(_NO_MESSAGE)
         return header, torch.frombuffer(data, dtype=torch.uint8) if n_data else _NOTHING
 
     def close(self) -> None:
@@ -85,10 +104,12 @@ class SideLink:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def _read(self, n_bytes: int) -> bytearray:
+    def _read(self, n_bytes: int, until_s: float) -> bytearray:
         data = bytearray(n_bytes)
         view, got = memoryview(data), 0
         while got < n_bytes:
+            if time.monotonic() > until_s:
+                raise OSError("the message did not come in time")
             n = self._connection.recv_into(view[got:])
             if not n:
                 raise OSError("the other side has closed the connection")
@@ -103,13 +124,17 @@ class SideLink:
             sign: Function that signs.
             nonce: The words of the side that listens.
             is_first: Whether this is the side that has dialed, which shows it first.
+
+        Raises:
+            OSError: The other side is gone, silent, or takes too long.
         """
+        until_s = time.monotonic() + _PROVE_S
         if is_first:
             own = secrets.token_hex(16)
             self.send({"nonce": own, "proof": sign(f"{name}/dials", nonce)})
-            answer, _ = self.receive(0)
+            answer, _ = self.receive(0, most_header_bytes=_MOST_PROOF_BYTES, until_s=until_s)
             return _is_same(answer.get("proof"), sign(f"{name}/listens", own))
-        asked, _ = self.receive(0)
+        asked, _ = self.receive(0, most_header_bytes=_MOST_PROOF_BYTES, until_s=until_s)
         if not _is_same(asked.get("proof"), sign(f"{name}/dials", nonce)):
             return False
         self.send({"proof": sign(f"{name}/listens", str(asked.get("nonce")))})
@@ -118,6 +143,8 @@ class SideLink:
 
 class Listener:
     """A port at which one worker is expected.
+
+    It is one of the interface that ``GLOO_SOCKET_IFNAME`` names, or else of all.
 
     Args:
         toward: Address of the store, which shows by which interface others reach this host.
@@ -131,12 +158,17 @@ class Listener:
     """
 
     def __init__(self, toward: tuple[str, int]) -> None:
-        two = socket.has_dualstack_ipv6()
-        self._server = socket.create_server(
-            ("", 0), family=socket.AF_INET6 if two else socket.AF_INET, dualstack_ipv6=two
-        )
+        hosts: tuple[str, ...]
+        if chosen := _find_chosen_address():
+            self._server, hosts = socket.create_server((chosen, 0)), (chosen,)
+        else:
+            two = socket.has_dualstack_ipv6()
+            self._server = socket.create_server(
+                ("", 0), family=socket.AF_INET6 if two else socket.AF_INET, dualstack_ipv6=two
+            )
+            hosts = list_hosts(toward)
         port = self._server.getsockname()[1]
-        self.addresses = [[host, port] for host in list_hosts(toward)]
+        self.addresses = [[host, port] for host in hosts]
         self.nonce = secrets.token_hex(16)
 
     def accept(self, name: str, sign: Sign, *, limit_s: float) -> SideLink:
@@ -193,12 +225,9 @@ def dial(addresses: Sequence[Sequence[Any]], name: str, sign: Sign, nonce: str) 
 
 @cache
 def list_hosts(toward: tuple[str, int]) -> tuple[str, ...]:
-    """List this host's addresses: of ``GLOO_SOCKET_IFNAME``, toward the store, of its name."""
+    """List this host's addresses: toward the store, and of its name."""
     hosts: list[str] = []
     route = ""
-    if interface := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
-        with suppress(OSError, ImportError):
-            hosts.append(_find_address(interface))
     with suppress(OSError):
         family, kind, _, _, address = socket.getaddrinfo(*toward, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -213,14 +242,19 @@ def list_hosts(toward: tuple[str, int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts))
 
 
-def _find_address(interface: str) -> str:
-    """Return the IPv4 address of an interface."""
-    import fcntl
+def _find_chosen_address() -> str:
+    """Return the IPv4 address of the interface that the caller names; "" where there is none."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if not interface:
+        return ""
+    with suppress(OSError, ImportError):
+        import fcntl
 
-    asked = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe.fileno(), 0x8915, asked)  # SIOCGIFADDR
-    return socket.inet_ntoa(answer[20:24])
+        asked = struct.pack("256s", interface.encode()[:15])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, asked)  # SIOCGIFADDR
+        return socket.inet_ntoa(answer[20:24])
+    return ""
 
 
 def _is_same(found: object, expected: str) -> bool:
