@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,7 +128,7 @@ def test_votes_on_deltas_leave_nobody_out(maker: str) -> None:
 
 
 def test_a_crew_waits_less_for_silent_members_unless_told() -> None:
-    membership: Any = None
+    membership: Any = SimpleNamespace(newcomers="zeros", rendezvous=None)
     for given, start_s in ((Timeouts(), 30), (Timeouts(step_s=5), 30), (Timeouts(init_s=300), 300)):
         optimizer = CrewLion(membership, list_params(), timeouts=given)
         assert optimizer.settings.timeouts == Timeouts(start_s, given.step_s)

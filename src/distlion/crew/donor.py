@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from distlion.wire.background import run_in_background
 from distlion.wire.frame import Header
 from distlion.wire.verdict import Verdict
 
-if TYPE_CHECKING:
-    from distlion.crew.optimizer import CrewLion
-
 logger = logging.getLogger("distlion")
 
 LINK_SHARE = 0.5
@@ -44,6 +41,19 @@ BEAT_S = 0.25
 """Seconds after which a message is sent even without news."""
 _COME_S = 10.0
 _BEHIND = "behind"
+
+
+class Given(Protocol):
+    """The part of an optimizer that a donor gives away."""
+
+    @property
+    def committed_step(self) -> int:
+        """Number of committed steps."""
+        ...
+
+    def list_all(self) -> list[Tensor]:
+        """List all parameters, in the order of their groups."""
+        ...
 
 
 class Donor(Stage):
@@ -68,10 +78,10 @@ class Donor(Stage):
         self._feeds: list[Feed] = []
         self._inputs: StepInputs | None = None
         self._holds = False
-        self._optimizer: weakref.ref[CrewLion] | None = None
+        self._optimizer: weakref.ref[Given] | None = None
         self.refusal = ""
 
-    def bind(self, optimizer: CrewLion, refusal: str) -> None:
+    def bind(self, optimizer: Given, refusal: str) -> None:
         """Serve the parameters of this optimizer.
 
         Args:
@@ -159,7 +169,7 @@ class Donor(Stage):
         """Sign a text with the run's secret."""
         return self._rendezvous.store.sign(name, text)
 
-    def _take(self) -> CrewLion:
+    def _take(self) -> Given:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None:
             raise OSError("the optimizer is gone")

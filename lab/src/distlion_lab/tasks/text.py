@@ -273,7 +273,9 @@ def _write(
     model.eval()
     with torch.inference_mode():
         while len(codes) < n_tokens:
-            logits = model(input_ids=torch.tensor([codes], device=device)).logits[0, -1]
+            logits = model(
+                input_ids=torch.tensor([codes], dtype=torch.int64, device=device)
+            ).logits[0, -1]
             logits = logits.float().cpu() / _TEMPERATURE
             logits[list(never)] = -torch.inf
             shares = logits.softmax(dim=-1)
