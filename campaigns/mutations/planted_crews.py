@@ -102,7 +102,7 @@ CREW_MUTATIONS = (
         "crew/membership.py",
         "before, self._previous, found = self._previous, None, None",
         "before, found = self._previous, None",
-        CREWS,
+        FOUND,
     ),
     Mutation(
         "crew: nobody leaves an epoch for a newcomer with the others",
