@@ -98,13 +98,6 @@ CREW_MUTATIONS = (
         CREWS,
     ),
     Mutation(
-        "crew: an epoch that could not be formed is decided on again",
-        "crew/membership.py",
-        "before, self._previous, found = self._previous, None, None",
-        "before, found = self._previous, None",
-        FOUND,
-    ),
-    Mutation(
         "crew: nobody leaves an epoch for a newcomer with the others",
         "crew/optimizer.py",
         "header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)",
