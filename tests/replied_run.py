@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import distlion
+from distlion.crew import replies
 from distlion.crew.replies import BucketReply, Piece, Replica, StepReply
 from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Coefficients, Segment
@@ -81,7 +82,7 @@ class Run:
             generator = torch.Generator().manual_seed(97 * self.step + 7 * index + row)
             param = self.trained[index].local().detach()
             grad = torch.randn(param.shape, generator=generator).to(param.dtype)
-            # In some steps nobody votes on a parameter, and in others only one does.
+            # Some steps have no vote on a parameter, or a single one.
             abstains = (self.step + index) % 4 == 0 and (row or self.step % 3 == 0)
             momentum = self.momenta[row][index].contiguous()
             yield Segment(slot, param, None if abstains else grad, momentum, now)
@@ -98,8 +99,13 @@ def pass_on(reply: StepReply) -> StepReply:
     return StepReply.read(json.loads(json.dumps(reply.describe())), payload)
 
 
-def make_replica(run: Run, piece_bytes: int = 256) -> tuple[Replica, list[nn.Parameter]]:
+def make_replica(run: Run) -> tuple[Replica, list[nn.Parameter]]:
+    """Return a replica in small pieces, and its parameters."""
     own = [nn.Parameter(torch.zeros_like(param)) for param in run.params]
     placed = {id(param): copy for param, copy in zip(run.params, own, strict=True)}
     trained = [replace(each, param=placed[id(each.param)]) for each in run.trained]
-    return Replica(own, trained, piece_bytes), own
+    before, replies.PIECE_BYTES = replies.PIECE_BYTES, 256
+    try:
+        return Replica(own, trained), own
+    finally:
+        replies.PIECE_BYTES = before

@@ -67,5 +67,6 @@ def test_it_learns_and_says_what_it_sent(
             model, num_labels=2
         ).parameters()
     )
-    bits = 8e6 * found["megabytes"] / parameters  # two workers send half of what they vote on
-    assert 0.9 < bits < 20 if method == "distlion" else bits == 32
+    if method == "distlion":  # counted; DDP's bytes are computed
+        bits = 8e6 * found["megabytes"] / parameters
+        assert 0.9 < bits < 20

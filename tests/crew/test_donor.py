@@ -1,4 +1,4 @@
-"""What a donor sends to a newcomer while it trains, and to nobody else."""
+"""A donor streams to its newcomer while it trains, and to nobody else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOWARD = ("127.0.0.1", 1)
 
 
 class Optimizer:
-    """What a donor knows of its optimizer."""
+    """The part of an optimizer that a donor uses."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -254,6 +254,7 @@ def test_a_newcomer_whose_last_reply_is_late_follows_further(
     with pytest.raises(LostDonorError, match="did not come"):
         newcomer.arrive(epoch)
     serving.step()
+    newcomer.go_on()
     await_true(newcomer.is_ready)
     newcomer.arrive(epoch)
     newcomer.enter(NEWCOMER)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import distlion
+from distlion.crew import replies
 from distlion.crew.replies import ReplayError, StepReply, cut_pieces
 from distlion.votes.aggregation import Aggregation
 from replied_run import Run, copy_piece, make_replica, pass_on
@@ -82,9 +83,12 @@ def test_a_reply_without_a_part_is_refused(lost: str) -> None:
         StepReply.read(described, torch.cat([bucket.payload for bucket in reply.buckets]))
 
 
-def test_pieces_are_whole_words_and_hold_every_element_once() -> None:
+def test_pieces_are_whole_words_and_hold_every_element_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replies, "PIECE_BYTES", 1024)
     params = [torch.zeros(1000), torch.zeros(0), torch.zeros(64), torch.zeros(40, 30).t()]
-    pieces = cut_pieces(params, 1024)
+    pieces = cut_pieces(params)
     for index, param in enumerate(params):
         ranges = [(piece.start, piece.stop) for piece in pieces if piece.index == index]
         covered = [element for start, stop in ranges for element in range(start, stop)]

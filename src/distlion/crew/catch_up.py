@@ -291,17 +291,17 @@ class Newcomer:
             raise
 
     def _note_late(self) -> None:
-        """Follow the donor further if replies were only late, and a few times at most."""
+        """Leave a donor that is lost, or whose last replies were late too often."""
+        if self._catch_up is None or self._catch_up.problem:
+            self.give_up()
+            return
         self._tries_late += 1
         if self._tries_late >= TRIES:
             self._refusal = (
                 f"the last replies took more than {ARRIVE_S:g} s in {TRIES} attempts: they are too "
                 "large for this link"
             )
-        if self._catch_up is None or self._catch_up.problem or self._refusal:
             self.give_up()
-        else:
-            self._catch_up.go_on()
 
     def go_on(self) -> None:
         """Follow the donor further, as the epoch was not formed."""

@@ -164,13 +164,12 @@ class Piece:
         return Segment(place, values, None, momentum, coefficients)
 
 
-def cut_pieces(params: Sequence[Tensor], piece_bytes: int | None = None) -> list[Piece]:
+def cut_pieces(params: Sequence[Tensor]) -> list[Piece]:
     """Cut parameters into pieces of whole words; one that is not contiguous stays whole."""
-    piece_bytes = piece_bytes or PIECE_BYTES
     pieces = []
     for index, param in enumerate(params):
         n = param.numel()
-        fits = max(1, piece_bytes // (param.element_size() * WORD_ELEMENTS)) * WORD_ELEMENTS
+        fits = max(1, PIECE_BYTES // (param.element_size() * WORD_ELEMENTS)) * WORD_ELEMENTS
         length = fits if param.is_contiguous() else max(1, n)
         pieces += [Piece(index, at, min(n, at + length)) for at in range(0, n, length)]
     return pieces
@@ -182,7 +181,6 @@ class Replica:
     Args:
         params: All parameters of the optimizer. Written.
         trained: The trainable ones among them, in order.
-        piece_bytes: Most bytes of a piece, equal on both sides; None for ``PIECE_BYTES``.
 
     Attributes:
         pieces: Their pieces.
@@ -192,14 +190,13 @@ class Replica:
         self,
         params: Sequence[Tensor],
         trained: Sequence[VotingParam],
-        piece_bytes: int | None = None,
     ) -> None:
         self._params, self._trained = [param.detach() for param in params], trained
         # A contiguous parameter is its own copy.
         self._flat = [param.contiguous().view(-1) for param in self._params]
         places = {id(param): index for index, param in enumerate(params)}
         self._index = [places[id(each.param)] for each in trained]
-        self.pieces = cut_pieces(self._params, piece_bytes)
+        self.pieces = cut_pieces(self._params)
         self._of: dict[int, list[Piece]] = {}
         for piece in self.pieces:
             self._of.setdefault(piece.index, []).append(piece)
