@@ -43,8 +43,8 @@ def draw(record: dict[str, Any]) -> Figure:
         axes.tick_params(axis="y", length=0)
     all_axes[0].set_yticks(range(len(METHODS)), [label for label, _ in METHODS.values()])
     figure.suptitle(
-        "Seconds of a training step, GPT-2 (124 M), 4 emulated hosts. In brackets: share of the speed "
-        "without communication.\nEach rate has a scale of its own.",
+        "Seconds of a training step, GPT-2 (124 M), 4 emulated hosts. In brackets: share of the "
+        "speed without communication.\nEach rate has a scale of its own.",
         x=0.01,
         ha="left",
         fontsize="small",

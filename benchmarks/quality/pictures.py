@@ -18,7 +18,7 @@ _DPI = 110
 _TITLES = {"text": "GPT on novels", "images": "convolutions on CIFAR-10"}
 _UNITS = {"text": "nats a byte", "images": "points of test error"}
 _LINEAR_BELOW, _LONG_SCALE = 0.02, 0.3
-"""In nats. A picture with longer distances than the second has a logarithmic scale above the first."""
+"""In nats: where a distance is longer than the second, the scale is logarithmic above the first."""
 SHOWN: Mapping[str, str] = {
     PAPER: "one bit, betas (0.9, 0.99)",
     SHORT: "one bit, betas (0.9, 0.95)",
