@@ -16,7 +16,7 @@ RECORD = RESULTS / "gpu" / "hosts_first_look.json"
 RATES = {"10gbit": "10 Gbit/s links", "1gbit": "1 Gbit/s links"}
 METHODS = {
     "ddp-fp32": ("DDP, fp32", "#b8bcc4"),
-    "ddp-fp16": ("DDP, fp16 hook", "#8d96a3"),
+    "ddp-fp16": ("DDP, sent in fp16", "#8d96a3"),
     "majority-overlap": ("distlion, overlap=True", "#f0a27f"),
     "majority": ("distlion", "#d9541e"),
     "none": ("no communication", "#3f4650"),
@@ -25,7 +25,7 @@ METHODS = {
 
 def draw(record: dict[str, Any]) -> Figure:
     """Draw a bar for each method at each rate, with its seconds and its share of full speed."""
-    figure = Figure(figsize=(8.4, 2.9), dpi=200, layout="constrained")
+    figure = Figure(figsize=(8.4, 3.1), dpi=200, layout="constrained")
     all_axes = figure.subplots(1, len(RATES), sharey=True)
     for axes, (rate, title) in zip(all_axes, RATES.items(), strict=True):
         seconds = record["seconds"][rate]
@@ -43,10 +43,11 @@ def draw(record: dict[str, Any]) -> Figure:
         axes.tick_params(axis="y", length=0)
     all_axes[0].set_yticks(range(len(METHODS)), [label for label, _ in METHODS.values()])
     figure.suptitle(
-        "Seconds of a training step, GPT-2 (124 M), 4 hosts (share of full speed)",
+        "Seconds of a training step, GPT-2 (124 M), 4 emulated hosts. In brackets: share of the "
+        "speed without communication.\nEach rate has a scale of its own.",
         x=0.01,
         ha="left",
-        fontsize="medium",
+        fontsize="small",
     )
     return figure
 

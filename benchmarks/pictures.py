@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor, nn
 
 import distlion
@@ -60,7 +61,7 @@ def draw_vote(directions: Tensor) -> Figure:
     """Draw the directions of all workers, their signs, the sum of the signs, and the majority."""
     signs = directions.sign()
     total = signs.sum(0)
-    figure = Figure(figsize=(11, 2.7), dpi=160, layout="constrained")
+    figure = Figure(figsize=(11, 3.0), dpi=160, layout="constrained")
     grid = figure.add_gridspec(2, WORKERS + 4)
     most = float(directions.abs().max())
     for worker in range(WORKERS):
@@ -69,18 +70,24 @@ def draw_vote(directions: Tensor) -> Figure:
         top.set_title(f"worker {worker}", fontsize="medium")
         below.imshow(signs[worker], cmap=SIGNS, vmin=-1, vmax=1)
         if worker == 0:
-            top.set_ylabel("direction,\n32 bits")
-            below.set_ylabel("its sign,\n1 bit")
+            top.set_ylabel("1. direction,\n32 bits")
+            below.set_ylabel("2. its sign is\nsent, 1 bit")
     counted = figure.add_subplot(grid[:, WORKERS : WORKERS + 2])
     counted.imshow(total, cmap="RdBu_r", vmin=-WORKERS, vmax=WORKERS)
-    counted.set_title("sum of the votes", fontsize="medium")
+    for (row, column), votes in np.ndenumerate(total.int().numpy()):
+        color = "white" if abs(votes) == WORKERS else "#3f4650"
+        text = f"{votes:+d}" if votes else "0"
+        counted.text(column, row, text, ha="center", va="center", color=color, fontsize="small")
+    counted.set_title("3. votes are added", fontsize="medium")
     decided = figure.add_subplot(grid[:, WORKERS + 2 :])
     ties = total == 0
     decided.imshow(np.ma.masked_array(total.sign(), ties), cmap=SIGNS, vmin=-1, vmax=1)
     for row, column in ties.nonzero().tolist():
         decided.text(column, row, "?", ha="center", va="center", color="#3f4650")
-    decided.set_title("majority: 1 bit comes back", fontsize="medium")
-    decided.set_xlabel("? a tie: a random bit, equal on all", fontsize="small")
+    decided.set_title("4. the majority comes back, 1 bit", fontsize="medium")
+    kinds = {"+1, up": ORANGE, "-1, down": BLUE, "? a tie: a random bit, equal on all": "white"}
+    patches = [Patch(facecolor=color, edgecolor="0.4") for color in kinds.values()]
+    figure.legend(patches, kinds.keys(), loc="outside lower right", ncols=3, fontsize="small")
     for each in figure.axes:
         each.set_xticks([])
         each.set_yticks([])
@@ -96,7 +103,7 @@ def list_bytes(workers: int) -> dict[str, float]:
     share = (workers - 1) / workers
     return {
         "DDP, fp32": 64 * share,
-        "DDP, fp16 hook": 32 * share,
+        "DDP, gradients sent in fp16": 32 * share,
         "DiLoCo, every 8 steps": 64 * share / 8,
         "votes with feedback, 2 bits": 3 * share,
         "votes": 2 * share,

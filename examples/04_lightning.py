@@ -54,6 +54,7 @@ trainer = lightning.Trainer(
     strategy=DDPStrategy() if args.before else VotingStrategy(),  # 3
     accelerator="auto" if torch.cuda.is_available() else "cpu",
     devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # machines of torchrun
     max_epochs=args.epochs,
     gradient_clip_val=1.0,
     callbacks=[ModelCheckpoint(args.folder, save_last=True)],

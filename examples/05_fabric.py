@@ -33,6 +33,7 @@ fabric = lightning.Fabric(
     strategy=DDPStrategy() if args.before else VotingStrategy(),  # 2
     accelerator="auto" if torch.cuda.is_available() else "cpu",
     devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # machines of torchrun
 )
 fabric.launch()
 loader = fabric.setup_dataloaders(

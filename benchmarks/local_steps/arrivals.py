@@ -57,6 +57,16 @@ _TITLES = {
     MAJORITY: "majority vote in each step",
     SHORT: "majority vote in each step, betas (0.9, 0.95)",
 }
+_DRAWN_AS = {
+    DDP: "DDP, fp32",
+    DDP_FP16: "DDP, fp16",
+    ONE_BIT: "1-bit Adam",
+    SHORT: "a vote in each step",
+    "diloco-8-plain": "DiLoCo: means every 8 steps of AdamW",
+    "sparse-8": "largest 1/64 of the change, every 8 steps of AdamW",
+    "local-8-scaled-plain": "votes every 8 steps of AdamW",
+}
+"""Methods of the picture, which is for readers who do not know the names of records."""
 INNER_SECONDS = "seconds_inner_text.json"
 """File of the seconds of steps with each inner optimizer."""
 _WHOLE_BITS = 2 * 32
@@ -249,6 +259,12 @@ class Entry:
         """Its name in reports."""
         title = _TITLES.get(self.method, self.method)
         return f"{title}, {LONGER} x the steps" if self.cell.is_long else title
+
+    @property
+    def drawn_as(self) -> str:
+        """Its name in the picture; empty for those that are in the tables only."""
+        is_longer = self.method in _DRAWN_AS and self.cell.is_long
+        return _DRAWN_AS.get(self.method, "") + f", {LONGER} times the steps" * is_longer
 
     @property
     def is_whole(self) -> bool:

@@ -32,7 +32,7 @@ def draw_panels(panels: Mapping[str, Lines], targets: Sequence[float], unit: str
     axes[0].set_ylabel(f"test loss, {unit}")
     handles = {line.get_label(): line for each in axes for line in each.get_lines()}
     named = {title: line for title, line in handles.items() if not str(title).startswith("_")}
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=7)
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=8)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()

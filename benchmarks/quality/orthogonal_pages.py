@@ -42,8 +42,8 @@ from distlion_lab.report.document import (
 NAME = "orthogonal"
 _SHOWN = {
     ORTHOGONAL: "one bit, hidden matrices orthogonalized",
-    CAUTIOUS: "one bit, cautious",
-    SHORT: "one bit",
+    CAUTIOUS: "one bit, cautious (the recipe)",
+    SHORT: "one bit, without the mask",
     MUON: "Muon and AdamW on the mean gradient",
     MUON_SIGN: "sign of Muon's direction on the mean gradient",
 }
@@ -82,7 +82,7 @@ def _lay_out(find: Find) -> Iterator[Block]:
     if picture is not None:
         caption = (
             "Distance to AdamW with 95 % confidence intervals, by parameters, steps and workers; "
-            "grey is the margin."
+            "a method whose interval lies in the grey band matches AdamW."
         )
         yield Picture(f"{NAME}.png", caption, picture)
     yield Heading("Comparisons")

@@ -69,7 +69,7 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
     if picture is not None:
         caption = (
             "Distance of six methods to AdamW with 95 % confidence intervals, by parameters, steps "
-            "and workers; grey is the margin."
+            "and workers; a method whose interval lies in the grey band matches AdamW."
         )
         yield Picture(f"{NAME}.png", caption, picture)
     yield Heading("Comparisons")

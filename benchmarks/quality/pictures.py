@@ -17,12 +17,12 @@ Place = tuple[int, int, str]
 _DPI = 110
 _TITLES = {"text": "GPT on novels", "images": "convolutions on CIFAR-10"}
 _UNITS = {"text": "nats a byte", "images": "points of test error"}
-_LINEAR_BELOW = 0.02
-"""In nats; above it the scale of text is logarithmic."""
+_LINEAR_BELOW, _LONG_SCALE = 0.02, 0.3
+"""In nats: where a distance is longer than the second, the scale is logarithmic above the first."""
 SHOWN: Mapping[str, str] = {
     PAPER: "one bit, betas (0.9, 0.99)",
     SHORT: "one bit, betas (0.9, 0.95)",
-    CAUTIOUS: "one bit, betas (0.9, 0.95), cautious",
+    CAUTIOUS: "one bit, betas (0.9, 0.95), cautious (the recipe)",
     MASKED: "MaskedVote(), betas (0.9, 0.95)",
     "library-feedback-2-betas-90-95": "FeedbackVote(bits=2), betas (0.9, 0.95)",
     "global-lion-betas-90-95": "Lion on the mean gradient, betas (0.9, 0.95)",
@@ -52,9 +52,11 @@ def draw_distances(claims: Sequence[Claim], shown_as: Mapping[str, str] = SHOWN)
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
         own = [each for each in shown if each.cell.setting.task == task]
         _draw_task(axes, task, own, shown_as)
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
-    )
+    named = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=8)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
@@ -75,28 +77,36 @@ def list_lines(
 
 def _draw_task(axes: Axes, task: str, claims: Sequence[Claim], shown_as: Mapping[str, str]) -> None:
     columns = sorted({_place(each) for each in claims})
-    axes.axhspan(-MARGINS[task], MARGINS[task], color="0.85", label="margin")
-    for number, (label, line) in enumerate(list_lines(claims, shown_as).items()):
-        shift = 0.7 * ((number + 0.5) / len(shown_as) - 0.5)
+    margin = ", ".join(f"{MARGINS[each]:g} {_UNITS[each]}" for each in MARGINS)
+    axes.axhspan(-MARGINS[task], MARGINS[task], color="0.85", label=f"a match: all within {margin}")
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    lines = {label: line for label, line in list_lines(claims, shown_as).items() if line}
+    names = list(shown_as.values())
+    for number, (label, line) in enumerate(lines.items()):
+        shift = 0.7 * ((number + 0.5) / len(lines) - 0.5)
         axes.errorbar(
             [columns.index(place) + shift for place in line],
             [difference.mean for difference in line.values()],
             [difference.mean - difference.low for difference in line.values()],
             fmt="o",
             markersize=4,
+            color=f"C{names.index(label)}",
             label=label,
         )
     for place in range(1, len(columns)):
         axes.axvline(place - 0.5, color="0.9", linewidth=1)
-    if task == "text":
+    longest = max(abs(each.difference.mean) for each in claims)
+    is_long = task == "text" and longest > _LONG_SCALE
+    if is_long:
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW)
         axes.set_yticks([-0.02, -0.01, 0, 0.01, 0.02, 0.1, 1], minor=False)
         axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(columns)), [label for *_, label in columns], fontsize=8)
     axes.set_xlim(-0.5, len(columns) - 0.5)
-    scale = f" (above {_LINEAR_BELOW} logarithmic)" if task == "text" else ""
-    axes.set_ylabel(f"distance to AdamW, {_UNITS[task]}{scale}")
-    axes.set_title(_TITLES[task])
+    scale = f" (above {_LINEAR_BELOW} logarithmic)" if is_long else ""
+    axes.set_ylabel(f"method less AdamW, {_UNITS[task]}{scale}")
+    axes.set_xlabel("parameters of the network, steps of the run, workers", fontsize=8)
+    axes.set_title(f"{_TITLES[task]}, lower is better")
     axes.grid(visible=True, axis="y", alpha=0.3)
 
 
@@ -107,5 +117,7 @@ def _without_decay(claim: Claim) -> str:
 def _place(claim: Claim) -> Place:
     workers = claim.cell.workers or 4
     first, *_ = claim.difference.method.records.values()
-    label = f"{first['parameters'] / 1e6:.2f} M\n{claim.cell.setting.steps:,} steps\nN = {workers}"
+    label = (
+        f"{first['parameters'] / 1e6:.2f} M\n{claim.cell.setting.steps:,} steps\n{workers} workers"
+    )
     return list(SETTINGS).index(claim.setting), workers, label
