@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import torch
 from simulation.crews.plan import draw_crew_plan, draw_join_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
+from simulation.kernel import leave_imports_alone
 from simulation.plan import draw_plan
 from simulation.play import Outcome, play
 from simulation.rules import find_violations
@@ -96,19 +96,14 @@ def play_seeds(seeds: Sequence[int], *, of_crews: bool = False, joins: bool = Fa
     """
     draw_crew = draw_join_plan if joins else draw_crew_plan
     tally = Tally()
-    gc.collect()
-    # What was imported is never garbage: looking at it each time takes longer than a schedule.
-    gc.freeze()
-    try:
-        for seed in seeds:
-            if of_crews or joins:
-                crew = play_crew(draw_crew(seed))
-                tally.add_crew(crew, find_crew_violations(crew))
-            else:
-                outcome = play(draw_plan(seed))
-                tally.add_outcome(outcome, find_violations(outcome))
-    finally:
-        gc.unfreeze()
+    for seed in seeds:
+        if of_crews or joins:
+            crew = play_crew(draw_crew(seed))
+            tally.add_crew(crew, find_crew_violations(crew))
+        else:
+            outcome = play(draw_plan(seed))
+            tally.add_outcome(outcome, find_violations(outcome))
+            leave_imports_alone()
     return tally
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import heapq
 import itertools
 import random
@@ -222,3 +224,14 @@ active: list[Kernel] = []
 def running() -> Kernel:
     """Return the kernel of the schedule that is being played."""
     return active[-1]
+
+
+@functools.cache
+def leave_imports_alone() -> None:
+    """Keep collections from looking at what was imported: each would take as long as a schedule.
+
+    Call it after a schedule, as the first one imports much. It acts once in a process: what is
+    frozen is never collected, and garbage of schedules has to be.
+    """
+    gc.collect()
+    gc.freeze()

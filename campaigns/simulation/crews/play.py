@@ -17,7 +17,7 @@ from simulation.crews.faults import CrewInjector
 from simulation.crews.network import CrewMachine, CrewNetwork
 from simulation.crews.plan import CrewFault, CrewPlan
 from simulation.crews.worker import CrewDiary, CrewWorker
-from simulation.kernel import DeadlockError, Kernel, active
+from simulation.kernel import DeadlockError, Kernel, active, leave_imports_alone
 from simulation.stand_ins import installed
 
 LIMIT_S = 300.0
@@ -170,13 +170,12 @@ class CrewPlay:
 def play_crew(plan: CrewPlan) -> CrewOutcome:
     """Play a schedule; garbage, whose end wakes threads, is collected before and after it."""
     gc.collect()
-    gc.freeze()  # what is there already is not looked at again
     gc.disable()
     try:
         return CrewPlay(plan).run()
     finally:
         gc.enable()
-        gc.unfreeze()
+        leave_imports_alone()
 
 
 @contextlib.contextmanager
