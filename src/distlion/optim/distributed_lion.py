@@ -241,6 +241,8 @@ class DistributedLion(VotingBase):
             return session.abandon(verdict, self.param_groups, inputs)
         if self._settings.replicas.check_every is not None and not session.replicas.are_compared:
             session.compare_replicas(step=step)  # weights may have been loaded after construction
+            if session.ranks.are_members:  # of a member's processes all commit, or none
+                session.meetings.share_verdict(verdict, inputs.header)
         if faults.armed:
             self._fire("before_commit", step)
         check_unchanged(buckets, rank=inputs.rank, step=step)

@@ -71,7 +71,9 @@ class Connections:
         """Return a link between the ranks of this worker; None for a worker of one rank."""
         if self._inside is None:
             return None
-        return self._link(self._inside, timeout_s, self._ranks.inside)
+        return self._link(
+            self._inside, timeout_s, self._ranks.inside, are_one=self._ranks.are_members
+        )
 
     def link_replicas(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that hold the same parameters, or the same shards."""
@@ -113,6 +115,7 @@ class Connections:
         ranks: tuple[int, ...] | None = None,
         *,
         shares: bool = False,
+        are_one: bool = False,
     ) -> Transport:
         # The workers' own group, before there are others, has a shorter limit in a crew.
         is_own = group is not self._ranks.process_group
@@ -124,6 +127,7 @@ class Connections:
             ranks=ranks,
             watch=self._ranks.watch,
             shares=shares,
+            are_one=are_one,
         )
 
     def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:

@@ -15,7 +15,7 @@ from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.wire.ask import ask_texts, find_difference, find_problem, name_holders
-from distlion.wire.frame import Header
+from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.node_frames import share_verdict
 from distlion.wire.transport import Transport
 from distlion.wire.verdict import Verdict, minority
@@ -129,6 +129,18 @@ class Meetings:
         if inside is None or not self._ranks.is_sharded:
             return verdict
         return share_verdict(inside, verdict, header, n_voters=self._ranks.roster.n_voters)
+
+    def agree_inside(self, *, step: int) -> None:
+        """Wait until all processes of this member of a crew are here; else none goes on.
+
+        Args:
+            step: The step that errors name.
+
+        Raises:
+            PeerLostError, StepTimeoutError: One of them is lost, or gave up before.
+        """
+        header = Header(ChunkKind.VOTE, step, 0, 0, 0, epoch=self._ranks.roster.epoch)
+        self.share_verdict(Verdict(Status.OK), header)
 
     def fail(
         self,

@@ -98,6 +98,12 @@ class ReplicatedParams:
             ReplicaMismatchError: They do not.
             CorruptFrameError: A rank received damaged values.
         """
+        with self._as_one(self._settings.timeouts.start_s, step=step):
+            self._catch_up(params, alike, step=step)
+        self._set_due(step)
+        self.are_compared = True
+
+    def _catch_up(self, params: Mapping[Tensor, str], alike: Sequence[int], *, step: int) -> None:
         link = self._connections.link_replicas(self._settings.timeouts.start_s)
         tensors, names = list(params), list(params.values())
         everybody = _gather_digests(link, digest_tensors(tensors), step=step)
@@ -116,8 +122,6 @@ class ReplicatedParams:
                     rank=link.ranks[link.rank],
                     step=step,
                 )
-        self._set_due(step)
-        self.are_compared = True
 
     def _set_due(self, step: int) -> None:
         """Set the next step to compare at; set-up code that runs late does harm in the first ones.
