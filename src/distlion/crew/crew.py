@@ -237,6 +237,8 @@ class Crew:
     def wants_change(self) -> bool:
         """True if somebody wants to join, so that the epoch has to end.
 
+        Only the first process of a member looks; it is False on the others.
+
         Raises:
             CrewError: The store is gone.
         """
