@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import distlion
 from crews import await_members, collect_log, make_crew, make_model
@@ -50,7 +51,8 @@ def backward(model: nn.Module, step: int, member: int, lane: int) -> None:
 
 def digest(model: nn.Module) -> bytes:
     """Return the bytes of whole parameters; all processes of a machine must call it."""
-    whole = [param.full_tensor() for param in model.parameters()]  # type: ignore[attr-defined]
+    params = list(model.parameters())
+    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in params]
     return b"".join(bytes(each.detach().numpy()) for each in whole)
 
 
@@ -64,6 +66,7 @@ def train_machine(
     size: int = 2,
     each: Callable[[CrewLion], None] = lambda optimizer: None,
     carry: bool = True,
+    is_sharded: bool = True,
 ) -> dict[str, Any]:
     """Train to the goal; return digests and epochs by step, and what there is at the end.
 
@@ -76,8 +79,9 @@ def train_machine(
         size: Members with whom the second step is taken.
         each: Called before each backward pass.
         carry: Whether a scheduler travels with the parameters.
+        is_sharded: Whether FSDP2 shards them; else each process has all.
     """
-    model = shard(make_model(seed), mesh)
+    model = shard(make_model(seed), mesh) if is_sharded else make_model(seed)
     digests, epochs, said = {}, {}, collect_log()
     with crew:
         settings = {

@@ -14,9 +14,9 @@ WHOLE = (f"{MACHINES}::test_machines_of_a_crew_take_the_steps_of_whole_parameter
 MACHINE_MUTATIONS = (
     Mutation(
         "machine: a process commits a step without asking the others of its machine",
-        "crew/optimizer.py",
-        "sharding = None if self._sharding is None else self._sharding.among(ranks)",
-        "sharding = None",
+        "optim/distributed_lion.py",
+        "        verdict = session.meetings.share_verdict(verdict, inputs.header)\n",
+        "",
         LOST,
     ),
     Mutation(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import distlion
@@ -45,11 +46,11 @@ from machines import (
 STRUCK_AT, CALLED_AT, COME_BY, GOAL = 4, 7, 10, 14
 
 
-def train_all(rank: int, size: int, port: int) -> dict[str, Any]:
+def train_all(rank: int, size: int, port: int, options: dict[str, Any]) -> dict[str, Any]:
     machine, lane = divmod(rank, LANES)
     mesh = connect_machine(port, str(machine), lane)
     crew = make_crew(port, member=mesh, min_workers=2)
-    return train_machine(crew, mesh, {}, seed=machine, goal=GOAL)
+    return train_machine(crew, mesh, options, seed=machine, goal=GOAL)
 
 
 def find_seed(results: list[dict[str, Any]]) -> int:
@@ -58,14 +59,24 @@ def find_seed(results: list[dict[str, Any]]) -> int:
     return next((each["seed"] for each in results if each["id"] == first), 0)
 
 
-def test_machines_of_a_crew_take_the_steps_of_whole_parameters() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"aggregation": distlion.FeedbackVote()}, marks=pytest.mark.slow),
+        pytest.param({"clip_norm": distlion.ClipNorm(0.1, "worker")}, marks=pytest.mark.slow),
+    ],
+)
+def test_machines_of_a_crew_take_the_steps_of_whole_parameters(options: dict[str, Any]) -> None:
     store = host_store()
-    results = start(train_all, 2 * LANES, store.port)
+    results = start(train_all, 2 * LANES, store.port, options)
     check_equal(results, goal=GOAL)
-    replay(results, find_seed(results), GOAL)
+    replay(results, find_seed(results), GOAL, **options)
 
 
-def lose_and_join(rank: int, size: int, port: int, lane_lost: int, point: Any) -> dict[str, Any]:
+def lose_and_join(
+    rank: int, size: int, port: int, lane_lost: int, point: Any, is_sharded: bool
+) -> dict[str, Any]:
     """Of one machine a process is killed in a step; another machine comes later."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     machine, lane = divmod(rank, LANES)
@@ -89,7 +100,9 @@ def lose_and_join(rank: int, size: int, port: int, lane_lost: int, point: Any) -
         if step == COME_BY and crew.lane == 0:
             await_members(crew, n_first)
 
-    return train_machine(crew, mesh, {}, seed=machine, goal=GOAL, size=n_first, each=act)
+    return train_machine(
+        crew, mesh, {}, seed=machine, goal=GOAL, size=n_first, each=act, is_sharded=is_sharded
+    )
 
 
 def check_lost(results: list[Any], lane_lost: int, point: str, *, machines: int) -> None:
@@ -120,7 +133,25 @@ def check_lost(results: list[Any], lane_lost: int, point: str, *, machines: int)
 )
 def test_machine_that_loses_a_process_leaves_and_another_comes(lane: int, point: Any) -> None:
     store = host_store()
-    results = start(lose_and_join, 4 * LANES, store.port, lane, point, may_die=True, timeout_s=120)
+    results = start(
+        lose_and_join, 4 * LANES, store.port, lane, point, True, may_die=True, timeout_s=120
+    )
+    check_lost(results, lane, point, machines=3)
+
+
+@pytest.mark.parametrize(
+    ("lane", "point"),
+    [
+        (0, "framed"),
+        pytest.param(1, "framed", marks=pytest.mark.slow),
+        pytest.param(1, "counted", marks=pytest.mark.slow),
+    ],
+)
+def test_machine_with_whole_parameters_is_lost_as_a_whole_too(lane: int, point: Any) -> None:
+    store = host_store()
+    results = start(
+        lose_and_join, 4 * LANES, store.port, lane, point, False, may_die=True, timeout_s=120
+    )
     check_lost(results, lane, point, machines=3)
 
 
@@ -302,7 +333,8 @@ def try_refused(rank: int, size: int, port: int) -> dict[str, str]:
     }
     for name, value in options.items():
         note(name, partial(crew.optimizer, params, **{name: value}))
-    note("whole", partial(crew.optimizer, make_model(0).named_parameters()))
+    mixed = [("more", nn.Parameter(torch.ones(3))), *params]
+    note("whole", partial(crew.optimizer, mixed))
     sharded = shard(make_model(0), other)
     note("mesh", partial(crew.optimizer, sharded.named_parameters()))
     inner = partial(torch.optim.AdamW, [each for _, each in params])
@@ -318,9 +350,9 @@ def test_what_a_machine_cannot_have_is_refused_by_name() -> None:
     for name in ("overlap", "agreement"):
         assert f"{name}=" in found[name] and "leave it out" in found[name]
     assert "on_mismatch='raise'" in found["replicas"]
-    assert "nodes= cannot be used" in found["nodes"]
+    assert "pass Crew(member=...)" in found["nodes"]
     assert "momentum_sync= cannot be used" in found["momentum_sync"]
-    assert "0.weight is a plain tensor" in found["whole"] and "fully_shard" in found["whole"]
+    assert "more is a plain tensor" in found["whole"] and "fully_shard" in found["whole"]
     assert "expected a mesh of one dim with the processes of this member" in found["mesh"]
     assert "use crew.optimizer()" in found["local steps"]
     assert "a mesh of one dim, of all processes of this member" in found["two dims"]

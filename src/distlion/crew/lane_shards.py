@@ -1,4 +1,4 @@
-"""Parameters that FSDP2 shards over the processes of a member: lane i holds shard i."""
+"""Parameters of a member of several processes: FSDP2's lane i holds shard i, or all hold all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.crew.lanes import Lanes
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import InvalidArgumentError
 from distlion.step.agreement import Agreement
+from distlion.step.nodes import NodePieces
 from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks
 from distlion.step.replicas import Replicas
 from distlion.step.shard_pieces import OwnShards, ShardPieces
-from distlion.step.sharding import Sharding
+from distlion.step.sharding import Sharding, check_kinds
 
 LANES_REFUSED = {
     "overlap": "votes leave during backward, before all processes know that a step begins",
@@ -55,20 +56,18 @@ class LanePieces(ShardPieces):
         return ""
 
 
-def open_shards(lanes: Lanes, params: Mapping[str, Tensor]) -> LaneSharding:
-    """Find how parameters are sharded over the lanes of this member.
+def open_lanes(
+    lanes: Lanes, params: Mapping[str, Tensor]
+) -> tuple[LaneSharding | None, NodePieces | ShardPieces]:
+    """Find each process's part of the parameters: its shards, or of whole ones pieces of momenta.
 
     Raises:
-        UnsupportedTypeError: Some are not DTensors.
+        UnsupportedTypeError: Some are DTensors and others are not.
         InvalidArgumentError: They lie on a mesh that is not that of the lanes.
     """
-    whole = [name for name, param in params.items() if not is_dtensor(param)]
-    if whole:
-        raise UnsupportedTypeError(
-            f"{whole[0]} is a plain tensor, and this member has several processes, of which each "
-            "holds a shard; shard the model with torch.distributed.fsdp.fully_shard. Members of "
-            "several processes with whole parameters, as nodes= has them, are not supported"
-        )
+    if not any(map(is_dtensor, params.values())):
+        return None, NodePieces(lanes.number, lanes.lane)
+    check_kinds(params)
     expected = dist.get_process_group_ranks(lanes.group)
     meshes = dict.fromkeys(param.device_mesh for param in params.values())  # type: ignore[attr-defined]
     for mesh in meshes:
@@ -84,7 +83,8 @@ def open_shards(lanes: Lanes, params: Mapping[str, Tensor]) -> LaneSharding:
             "parameters lie on several meshes; make one mesh of the processes of this member, and "
             "pass it to each fully_shard()"
         )
-    return LaneSharding(Ranks.alone(), dict.fromkeys(meshes))
+    sharding = LaneSharding(lanes.alone, dict.fromkeys(meshes))
+    return sharding, LanePieces(sharding)
 
 
 def check_lane_options(options: Mapping[str, Any]) -> None:

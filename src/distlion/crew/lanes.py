@@ -292,7 +292,6 @@ class Lanes(OneLane):
             size,
             inside=tuple(range(first, first + self.number)),
             between=tuple(range(self.lane, size, self.number)),
-            is_sharded=True,
         )
 
     def disconnect(self, ranks: Ranks, *, has_failed: bool) -> None:

@@ -23,7 +23,7 @@ from distlion.crew.catch_up import Newcomer, find_refusal
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import QUICK_S, Epoch, FormingError, MissingError, call_roll
-from distlion.crew.lane_shards import LanePieces, LaneSharding, check_lane_options, open_shards
+from distlion.crew.lane_shards import LaneSharding, check_lane_options, open_lanes
 from distlion.crew.lanes import Lanes
 from distlion.crew.local_side import LocalSide
 from distlion.crew.membership import Membership
@@ -62,7 +62,8 @@ logger = logging.getLogger("distlion")
 
 REFUSED = {
     "process_group": "the crew makes a process group for each epoch",
-    "nodes": "a node would have to leave and join as a whole",
+    "nodes": "a node comes and goes as a whole, as a member of several processes: pass "
+    "Crew(member=...) in its place",
     "momentum_sync": "the momenta that are averaged would change with the members",
 }
 FORMING_S = 30.0
@@ -85,8 +86,7 @@ class CrewLion(DistributedLion):
 
     Raises:
         InvalidArgumentError: A crew cannot have this option.
-        UnsupportedTypeError: Parameters are DTensors, and this member is one process; or they are
-            not, and it has several.
+        UnsupportedTypeError: Parameters are DTensors, and this member is one process.
     """
 
     _sharding: LaneSharding | None = None
@@ -150,8 +150,7 @@ class CrewLion(DistributedLion):
         begun: dict[str, Any] = {"pieces": NodePieces(1, 0), "worker": None}
         lanes = self._membership.lanes
         if isinstance(lanes, Lanes):
-            self._sharding = open_shards(lanes, name_tensors(params))
-            begun["pieces"] = LanePieces(self._sharding)
+            self._sharding, begun["pieces"] = open_lanes(lanes, name_tensors(params))
         self._session = Session(lanes.alone, self._settings, None)
         return begun
 
@@ -401,7 +400,12 @@ class CrewLion(DistributedLion):
         call_roll(epoch)
         limit_s = self._settings.timeouts.start_s
         ranks = membership.lanes.connect(epoch, timeout_s=limit_s, silence_s=membership.silence_s)
-        ranks = replace(ranks, members=epoch.roster, connect_timeout_s=epoch.connect_timeout_s)
+        ranks = replace(
+            ranks,
+            members=epoch.roster,
+            connect_timeout_s=epoch.connect_timeout_s,
+            is_sharded=self._sharding is not None,
+        )
         sharding = None if self._sharding is None else self._sharding.among(ranks)
         self._session = Session(ranks, self._settings, sharding, earlier=self._session)
         self._fire_forming("connect")
@@ -459,8 +463,7 @@ class CrewLion(DistributedLion):
             taken += self._fetch_buffers(epoch)
         if epoch.has_newcomers and epoch.members[0].epoch and self._membership.newcomers != "zeros":
             taken += self._fetch_momenta(epoch)
-        if session.sharding is not None:
-            session.meetings.agree_inside(step=step)
+        session.meetings.agree_inside(step=step)
         return taken
 
     def _fetch_buffers(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
@@ -512,7 +515,7 @@ class CrewLion(DistributedLion):
 
     def _broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
         """Return the tensor of a member, of the same shape and dtype."""
-        link = self._session.connections.link_replicas(self._settings.timeouts.start_s)
+        link = self._session.connections.link_lane(self._settings.timeouts.start_s)
         row = tensor.detach().clone().to(link.wire_device).contiguous()
         broadcast_tensor(link, row, step=self.committed_step, source=source)
         return row.to(tensor.device)

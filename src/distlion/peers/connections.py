@@ -79,6 +79,12 @@ class Connections:
         """Return a link between the ranks that hold the same parameters, or the same shards."""
         return self.link_voters(timeout_s) if self._ranks.is_sharded else self.link_all(timeout_s)
 
+    def link_lane(self, timeout_s: float) -> Transport:
+        """Return a link for copies: as for replicas, or of a crew's members only for this lane."""
+        if self._ranks.come_and_go:
+            return self.link_voters(timeout_s)
+        return self.link_replicas(timeout_s)
+
     @property
     def has_checkpoints(self) -> bool:
         """True if all ranks are connected for checkpoints."""

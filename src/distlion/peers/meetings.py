@@ -116,7 +116,7 @@ class Meetings:
         raise error from problem
 
     def share_verdict(self, verdict: Verdict, header: Header) -> Verdict:
-        """Share a verdict among the ranks that hold this worker's shards.
+        """Share a verdict among the ranks that hold this worker's shards, or are a crew's member.
 
         A step is one transaction over all shards: an error on one of them prevents the commit of
         all.
@@ -126,7 +126,7 @@ class Meetings:
             header: The step's header, without an error.
         """
         inside = self._routing.inside
-        if inside is None or not self._ranks.is_sharded:
+        if inside is None or not (self._ranks.is_sharded or self._ranks.come_and_go):
             return verdict
         return share_verdict(inside, verdict, header, n_voters=self._ranks.roster.n_voters)
 

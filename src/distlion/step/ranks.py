@@ -86,6 +86,14 @@ class Ranks:
         """True if they are the members of an epoch of a crew: the next epoch may have others."""
         return self.members is not None and self.members.epoch > 0
 
+    @cached_property
+    def come_and_go(self) -> bool:
+        """True if the ranks of a worker are a member of a crew, which acts and is lost as a whole.
+
+        Then lane i of a member takes from lane i of another one.
+        """
+        return self.are_members and len(self.inside) > 1
+
     @property
     def node_size(self) -> int:
         """Number of ranks of a node; 1 without nodes."""
