@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import distlion
-from cluster import WorkerDiedError
+from cluster import WorkerDiedError, run_workers
 from crews import (
     await_members,
     await_true,
@@ -59,19 +59,11 @@ def find_seed(results: list[dict[str, Any]]) -> int:
     return next((each["seed"] for each in results if each["id"] == first), 0)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"aggregation": distlion.FeedbackVote()}, marks=pytest.mark.slow),
-        pytest.param({"clip_norm": distlion.ClipNorm(0.1, "worker")}, marks=pytest.mark.slow),
-    ],
-)
-def test_machines_of_a_crew_take_the_steps_of_whole_parameters(options: dict[str, Any]) -> None:
+def test_machines_of_a_crew_take_the_steps_of_whole_parameters() -> None:
     store = host_store()
-    results = start(train_all, 2 * LANES, store.port, options)
+    results = start(train_all, 2 * LANES, store.port, {})
     check_equal(results, goal=GOAL)
-    replay(results, find_seed(results), GOAL, **options)
+    replay(results, find_seed(results), GOAL)
 
 
 def lose_and_join(
@@ -391,3 +383,47 @@ def test_each_machine_saves_its_own_state_and_resumes_it(tmp_path: Path) -> None
     for found in start(save_and_resume, 2 * LANES, store.port, str(tmp_path)):
         assert found["equal"]
         assert "torch.distributed.checkpoint" in found["refused"]
+
+
+def train_on_a_mesh(
+    rank: int, size: int, seed: int, options: dict[str, Any]
+) -> dict[int, list[bytes]]:
+    """Do the same with ``DistributedLion``, whose workers stay."""
+    mesh = init_device_mesh("cpu", (size // LANES, LANES), mesh_dim_names=("replicate", "shard"))
+    model = shard(make_model(seed), mesh["shard"])
+    optimizer = distlion.DistributedLion(
+        model.named_parameters(),
+        lr=1e-2,
+        exchange=distlion.AllReduce(),
+        process_group=mesh["replicate"].get_group(),
+        **options,
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+    digests = {}
+    for step in range(GOAL):
+        backward(model, step, *divmod(rank, LANES))
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        digests[step + 1] = digest(model)
+    return digests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"aggregation": distlion.FeedbackVote()},
+        {"clip_norm": distlion.ClipNorm(0.1, "worker"), "cautious": True},
+        {"clip_norm": distlion.ClipNorm(0.1, "global"), "nonfinite": "abstain"},
+        {"aggregation": distlion.QuantizedVote(4), "weight_decay": 0.1},
+    ],
+)
+def test_machines_have_the_bits_of_distributed_lion_on_a_mesh(options: dict[str, Any]) -> None:
+    store = host_store()
+    results = start(train_all, 2 * LANES, store.port, options)
+    check_equal(results, goal=GOAL)
+    alike = run_workers(train_on_a_mesh, 2 * LANES, find_seed(results), options)
+    for expected in alike:
+        assert results[0]["digests"] == expected
