@@ -2,7 +2,7 @@
 
     distlion crew --port 29400                        # on a host that stays
     export DISTLION_CREW_SECRET=four-random-words     # on each machine
-    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1       # a start does not find the addresses of the last
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1       # each start has a store of its own
     torchrun --standalone --nproc-per-node 2 --max-restarts 9 examples/11_crew_of_machines.py
 
 Start the last line on two machines or more, or twice on one of them. Kill a process, and its
