@@ -31,6 +31,7 @@ from crews import (
 from distlion import faults
 from distlion.crew import CrewLion
 from distlion.errors import CrewError, DistlionError, UnsupportedTypeError
+from distlion.wire.watch import FINDING
 from distributed.sharded_models import load, save
 from machines import (
     LANES,
@@ -253,17 +254,21 @@ def hold_one(rank: int, size: int, port: int) -> dict[str, Any]:
             faults.arm(rank=ranks.rank, step=step, point="before_commit", action=kill)
         if (machine, lane) == (1, 0):
             assert ranks.watch is not None
-            wait = ranks.watch.alarmed.wait
-            faults.arm(rank=ranks.rank, step=step, point="counted", action=lambda _: wait(30))
+            # Known a while after the alarm, which the other process of this machine sees at once.
+            is_known = partial(ranks.watch._store.check, [FINDING])
+            wait = partial(await_true, is_known)
+            faults.arm(rank=ranks.rank, step=step, point="counted", action=lambda _: wait())
 
     options = {"exchange": distlion.AllGather()}
-    return train_machine(crew, mesh, options, seed=machine, goal=GOAL, size=size // 2, each=act)
+    result = train_machine(crew, mesh, options, seed=machine, goal=GOAL, size=size // 2, each=act)
+    return {**result, "fired": [fault.fired for fault in faults.armed]}
 
 
 def test_machine_commits_a_step_on_all_its_processes_although_another_one_is_lost() -> None:
     store = host_store()
     results = start(hold_one, 3 * LANES, store.port, may_die=True, timeout_s=120)
     assert isinstance(results[1], WorkerDiedError)
+    assert results[LANES]["fired"] == [1]
     check_equal(results[LANES:], goal=GOAL)
     replay(results[LANES:], find_seed(results[LANES:]), GOAL)
 

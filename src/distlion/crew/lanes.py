@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -139,7 +139,8 @@ def _find_group(member: dist.ProcessGroup | DeviceMesh) -> dist.ProcessGroup:
     return member.get_group()
 
 
-_n_met: Counter[str] = Counter()
+_n_met: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+"""How often the processes of a group have come to a crew."""
 
 
 class Lanes(OneLane):
@@ -164,9 +165,8 @@ class Lanes(OneLane):
 
     def begin(self, rendezvous: Rendezvous, *, silence_s: float) -> int:
         identity = take_id(rendezvous.store) if self.leads else None
-        name = str(self.group.group_name)
-        _n_met[name] += 1
-        own = own_group(self.group, name=f"crew {_n_met[name]}", timeout_s=_MEET_S)
+        _n_met[self.group] = _n_met.get(self.group, 0) + 1
+        own = own_group(self.group, name=f"crew {_n_met[self.group]}", timeout_s=_MEET_S)
         said = json.dumps([identity, rendezvous.name])
         told = [json.loads(each) for each in ask_texts(Gloo(own, timeout_s=_MEET_S), said, step=0)]
         if len({each[1] for each in told}) > 1:
@@ -298,9 +298,9 @@ class Lanes(OneLane):
         group = ranks.process_group
         if group is None:
             return
-        drop_store(group)
         if has_failed:
             keep(group)
+        drop_store(group)
 
     def find_lost(self, culprits: Sequence[int], epoch: Epoch) -> tuple[int, ...]:
         places = epoch.find_places(culprits)

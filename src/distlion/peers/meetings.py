@@ -125,10 +125,12 @@ class Meetings:
             verdict: The verdict on this rank's shards.
             header: The step's header, without an error.
         """
-        inside = self._routing.inside
-        if inside is None or not (self._ranks.is_sharded or self._ranks.come_and_go):
+        inside, ranks = self._routing.inside, self._ranks
+        if inside is None or not (ranks.is_sharded or ranks.come_and_go):
             return verdict
-        return share_verdict(inside, verdict, header, n_voters=self._ranks.roster.n_voters)
+        # In a node, replies have told each rank what the others know of their peers.
+        n_known = ranks.roster.n_voters if ranks.is_sharded else ranks.n_ranks
+        return share_verdict(inside, verdict, header, n_voters=n_known)
 
     def agree_inside(self, *, step: int) -> None:
         """Wait until all processes of this member of a crew are here; else none goes on.
