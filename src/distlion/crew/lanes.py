@@ -34,7 +34,7 @@ from distlion.crew.epoch import (
     take_id,
 )
 from distlion.crew.store import Rendezvous
-from distlion.errors import CrewError, InvalidArgumentError, ProcessGroupError
+from distlion.errors import CrewError, InvalidArgumentError, ProcessGroupError, StepError
 from distlion.step.ranks import Ranks, check_member
 from distlion.wire.ask import ask_texts
 from distlion.wire.gloo import Gloo
@@ -166,9 +166,16 @@ class Lanes(OneLane):
     def begin(self, rendezvous: Rendezvous, *, silence_s: float) -> int:
         identity = take_id(rendezvous.store) if self.leads else None
         _n_met[self.group] = _n_met.get(self.group, 0) + 1
-        own = own_group(self.group, name=f"crew {_n_met[self.group]}", timeout_s=_MEET_S)
         said = json.dumps([identity, rendezvous.name])
-        told = [json.loads(each) for each in ask_texts(Gloo(own, timeout_s=_MEET_S), said, step=0)]
+        try:
+            own = own_group(self.group, name=f"crew {_n_met[self.group]}", timeout_s=_MEET_S)
+            texts = ask_texts(Gloo(own, timeout_s=_MEET_S), said, step=0)
+        except (StepError, ProcessGroupError) as error:
+            raise CrewError(
+                f"the processes of this member did not meet before they came to the crew ({error}); "
+                f"{_ADVICE}"
+            ) from error
+        told = list(map(json.loads, texts))
         if len({each[1] for each in told}) > 1:
             raise CrewError(
                 f"processes of one member come to different crews: {[each[1] for each in told]}; "

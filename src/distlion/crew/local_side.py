@@ -1,4 +1,4 @@
-"""What a member's local steps show the crew: the part that is carried from member to member."""
+"""The part of a member's local steps that a crew carries from member to member."""
 
 from __future__ import annotations
 
