@@ -172,8 +172,7 @@ class Lanes(OneLane):
             texts = ask_texts(Gloo(own, timeout_s=_MEET_S), said, step=0)
         except (StepError, ProcessGroupError) as error:
             raise CrewError(
-                f"the processes of this member did not meet before they came to the crew ({error}); "
-                f"{_ADVICE}"
+                f"the processes of this member did not meet before they came ({error}); {_ADVICE}"
             ) from error
         told = list(map(json.loads, texts))
         if len({each[1] for each in told}) > 1:
