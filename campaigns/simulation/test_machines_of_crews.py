@@ -25,6 +25,7 @@ def test_many_schedules_of_machines_keep_all_rules() -> None:
     assert not found.failures, describe(found, 0.0)
 
 
+@pytest.mark.slow
 def test_machine_whose_process_dies_is_left_out_wherever_that_happens() -> None:
     plan = replace(
         draw_machine_plan(0),

@@ -174,16 +174,17 @@ def lose_while_members_change(
     return train_machine(crew, mesh, {}, seed=machine, goal=GOAL, size=n_first, each=act)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lane", "point"),
     [
         (0, "roster"),
-        pytest.param(1, "arrive", marks=pytest.mark.slow),
-        pytest.param(1, "roster", marks=pytest.mark.slow),
-        pytest.param(0, "connect", marks=pytest.mark.slow),
-        pytest.param(1, "connect", marks=pytest.mark.slow),
-        pytest.param(1, "broadcast", marks=pytest.mark.slow),
-        pytest.param(0, "load", marks=pytest.mark.slow),
+        (1, "arrive"),
+        (1, "roster"),
+        (0, "connect"),
+        (1, "connect"),
+        (1, "broadcast"),
+        (0, "load"),
     ],
 )
 def test_machine_that_loses_a_process_while_an_epoch_is_formed_leaves(
@@ -383,6 +384,7 @@ def save_and_resume(rank: int, size: int, port: int, folder: str) -> dict[str, A
     return {**found, "equal": digests[0] == digests[1], "step": optimizer.committed_step}
 
 
+@pytest.mark.slow
 def test_each_machine_saves_its_own_state_and_resumes_it(tmp_path: Path) -> None:
     store = host_store()
     for found in start(save_and_resume, 2 * LANES, store.port, str(tmp_path)):
