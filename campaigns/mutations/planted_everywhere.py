@@ -25,6 +25,7 @@ from planted_local import LOCAL_STEPS
 from planted_local_crews import LOCAL_CREWS
 from planted_local_lab import AROUND_LOCAL_STEPS
 from planted_losses import LOSSES
+from planted_machines import MACHINE_MUTATIONS
 from planted_methods import NAMES
 from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
@@ -48,6 +49,7 @@ EVERYWHERE = (
     *CUT_MATRICES,
     *MISUSES,
     *LOSSES,
+    *MACHINE_MUTATIONS,
     *PROTOCOL,
     *DOUBLED,
     *TRIAL,

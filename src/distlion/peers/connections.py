@@ -71,11 +71,19 @@ class Connections:
         """Return a link between the ranks of this worker; None for a worker of one rank."""
         if self._inside is None:
             return None
-        return self._link(self._inside, timeout_s, self._ranks.inside)
+        return self._link(
+            self._inside, timeout_s, self._ranks.inside, are_one=self._ranks.are_members
+        )
 
     def link_replicas(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that hold the same parameters, or the same shards."""
         return self.link_voters(timeout_s) if self._ranks.is_sharded else self.link_all(timeout_s)
+
+    def link_lane(self, timeout_s: float) -> Transport:
+        """Return a link for copies: as for replicas, or of a crew's members only for this lane."""
+        if self._ranks.come_and_go:
+            return self.link_voters(timeout_s)
+        return self.link_replicas(timeout_s)
 
     @property
     def has_checkpoints(self) -> bool:
@@ -113,6 +121,7 @@ class Connections:
         ranks: tuple[int, ...] | None = None,
         *,
         shares: bool = False,
+        are_one: bool = False,
     ) -> Transport:
         # The workers' own group, before there are others, has a shorter limit in a crew.
         is_own = group is not self._ranks.process_group
@@ -124,6 +133,7 @@ class Connections:
             ranks=ranks,
             watch=self._ranks.watch,
             shares=shares,
+            are_one=are_one,
         )
 
     def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:

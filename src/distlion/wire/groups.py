@@ -107,6 +107,7 @@ def keep_store(process_group: dist.ProcessGroup, store: Any) -> None:
 def drop_store(process_group: dist.ProcessGroup) -> None:
     """Forget the store of an abandoned group."""
     _stores.pop(process_group, None)
+    _apart.discard(process_group)
 
 
 def own_group(
@@ -135,21 +136,59 @@ def own_group(
     """
     members = range(process_group.size()) if ranks is None else ranks
     store = PrefixStore(f"distlion/{name}", store_of(process_group))
-    rank, timeout = members.index(process_group.rank()), timedelta(seconds=timeout_s)
     connect_s = timeout_s if connect_timeout_s is None else connect_timeout_s
+    rank = members.index(process_group.rank())
+    return _connect(store, rank, members, timeout_s=timeout_s, connect_timeout_s=connect_s)
+
+
+def group_apart(
+    store: Any, rank: int, size: int, *, timeout_s: float, connect_timeout_s: float
+) -> dist.ProcessGroup:
+    """Make a Gloo group beside torch's groups, of processes that torch has no group of.
+
+    It counts as registered until ``drop_store``.
+
+    Args:
+        store: The store of this group alone.
+        rank: This process's rank in it.
+        size: Number of its members.
+        timeout_s: Limit of an operation on it.
+        connect_timeout_s: Seconds to make it.
+
+    Raises:
+        ProcessGroupError: Some process did not take part.
+    """
+    group = _connect(
+        store, rank, range(size), timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
+    )
+    _apart.add(group)
+    return group
+
+
+def is_apart(process_group: object) -> bool:
+    """Return whether a group was made by ``group_apart``, and not dropped since."""
+    return process_group in _apart
+
+
+def _connect(
+    store: Any, rank: int, members: Sequence[int], *, timeout_s: float, connect_timeout_s: float
+) -> dist.ProcessGroup:
     try:
-        gloo = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_s))
+        gloo = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_timeout_s))
     except RuntimeError as error:
         raise ProcessGroupError(
             f"ranks {', '.join(map(str, members))} did not connect within "
-            f"{connect_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
-            "the others?"
+            f"{connect_timeout_s:g} s ({tidy(error)}); is each of them still running, and can it "
+            "reach the others?"
         ) from None
-    gloo._set_default_timeout(timeout)
+    gloo._set_default_timeout(timedelta(seconds=timeout_s))
     group = cast(dist.ProcessGroup, gloo)
     _stores[group] = store
     _limits_s[group] = timeout_s
     return group
+
+
+_apart: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 _stores: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()
