@@ -38,8 +38,8 @@ _PROOF_BYTES = 32
 _ANSWER_BYTES = len(_MAGIC) + _PROOF_BYTES
 _PROVE_S = 5.0
 """Seconds for a connection to say who it is."""
-_MOST_STRANGERS = 64
-"""Connections that may be asked who they are at the same time, by one process."""
+_MOST_GUESTS = 128
+"""Connections that are asked who they are at the same time; others wait their turn."""
 _MOST_DIALS = 16
 
 
@@ -94,7 +94,7 @@ class _Listener:
         self.servers = listen(list_hosts(None))
         self.port = self.servers[0].getsockname()[1]
         self.meetings: weakref.WeakValueDictionary[bytes, _Meeting] = weakref.WeakValueDictionary()
-        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+        self._guests = threading.Semaphore(_MOST_GUESTS)
         for server in self.servers:
             threading.Thread(
                 target=self._accept, args=(server,), name="distlion listener", daemon=True
@@ -102,13 +102,12 @@ class _Listener:
 
     def _accept(self, server: socket.socket) -> None:
         while True:
+            self._guests.acquire()
             try:
                 connection, _ = server.accept()
             except OSError:  # such as too many open files
+                self._guests.release()
                 time.sleep(0.1)
-                continue
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
                 continue
             threading.Thread(
                 target=self._ask, args=(connection,), name="distlion guest", daemon=True
@@ -127,7 +126,7 @@ class _Listener:
         finally:
             if not is_welcome:
                 connection.close()
-            self._strangers.release()
+            self._guests.release()
 
 
 @cache
