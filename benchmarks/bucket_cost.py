@@ -4,8 +4,8 @@
         [--wire gloo tcp]
 
 Workers on this machine vote on the same parameters, cut into more and more buckets; the cuts take
-turns, and so do the transports. Processor time is that of all threads of a worker, the network library's included. A bucket's
-cost is the slope of the least squares line through the medians.
+turns, and so do the transports. Processor time is that of all threads of a worker, the network
+library's included. A bucket's cost is the slope of the least squares line through the medians.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def main() -> None:
         wall_ms, cpu_ms = (
             statistics.linear_regression(cuts, column)[0] for column in found[:, place].T
         )
-        print(f"A further bucket over {wire}: {wall_ms:.2f} ms of a step, {cpu_ms:.2f} ms of a processor.")
+        costs = f"{wall_ms:.2f} ms of a step, {cpu_ms:.2f} ms of a processor"
+        print(f"A further bucket over {wire}: {costs}.")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def compare(arguments: argparse.Namespace) -> None:
     kept, links = [], {}
     made: dict[str, list[tuple[float, float]]] = {wire: [] for wire in WIRES}
     for number, wire in itertools.product(range(arguments.links), WIRES):
+
         def make(wire: str = wire, number: int = number) -> None:
             name = f"{wire} {number}"
             kept.append(own_group(group, name=name, timeout_s=60, wire=wire))

@@ -121,15 +121,19 @@ std::uint64_t Endpoint::begin(std::size_t stream, const std::vector<Chunk>& send
 }
 
 Outcome Endpoint::look(std::uint64_t number) {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
     const auto found = transfers_.find(number);
     if (found == transfers_.end()) {
         return Outcome::done;
     }
-    if (!found->second->failure.empty()) {
+    const Shared transfer = found->second;
+    if (transfer->n_left > 0 && transfer->failure.empty() && !is_driven_) {
+        drive(lock, std::chrono::nanoseconds(0));
+    }
+    if (!transfer->failure.empty()) {
         return Outcome::failed;
     }
-    return found->second->n_left == 0 ? Outcome::done : Outcome::under_way;
+    return transfer->n_left == 0 ? Outcome::done : Outcome::under_way;
 }
 
 Outcome Endpoint::wait(std::uint64_t number, std::chrono::nanoseconds limit, std::string& failure) {
@@ -141,21 +145,19 @@ Outcome Endpoint::wait(std::uint64_t number, std::chrono::nanoseconds limit, std
     const Shared transfer = found->second;
     const auto end = std::chrono::steady_clock::now() + limit;
     ++n_waiting_;
-    while (transfer->n_left > 0 && transfer->failure.empty()) {
-        const auto left = end - std::chrono::steady_clock::now();
-        if (left.count() <= 0) {
-            break;
-        }
+    // At least one look at the sockets, however late this thread comes to it.
+    bool goes_on = true;
+    while (transfer->n_left > 0 && transfer->failure.empty() && goes_on) {
+        const auto left = std::max(end - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
         if (is_driven_) {
             moved_.wait_for(lock, left);
-        } else if (!drive(lock, left)) {
-            break;
+            goes_on = left.count() > 0;
+        } else {
+            goes_on = drive(lock, left) && left.count() > 0;
         }
     }
     --n_waiting_;
-    if (n_waiting_ > 0) {
-        moved_.notify_all();
-    } else if (n_large_ > 0) {
+    if (n_waiting_ == 0 && n_large_ > 0) {
         idle_.notify_one();
     }
     if (!transfer->failure.empty()) {
@@ -246,12 +248,12 @@ void Endpoint::queue(Peer& peer, std::size_t number, const Chunk& chunk, const S
         fail(transfer, peer.failure);
         return;
     }
+    ++transfer->n_left;
     Outgoing message{{}, chunk.data, chunk.n_bytes, 0, transfer};
     put(message.head.data(), kMarker, 2);
     put(message.head.data() + 2, number, 2);
     put(message.head.data() + 4, peer.streams[number].n_sent++, 4);
     put(message.head.data() + 8, chunk.n_bytes, 8);
-    ++transfer->n_left;
     peer.outgoing.push_back(std::move(message));
 }
 
@@ -537,9 +539,8 @@ bool Endpoint::drive(Lock& lock, std::chrono::nanoseconds limit) {
         }
         watch(number);
     }
-    if (n_waiting_ > 0) {
-        moved_.notify_all();
-    }
+    // Whoever waits may be done, or has to drive in place of this thread.
+    moved_.notify_all();
     return n_events >= 0 || error != EINTR;
 }
 

@@ -59,6 +59,7 @@ public:
     // Waits for the end, but returns early after `limit`, or when a signal comes. A transfer that is done
     // is forgotten; one that failed says why, as often as it is asked.
     Outcome wait(std::uint64_t transfer, std::chrono::nanoseconds limit, std::string& failure);
+    // Takes what has come, without a wait.
     Outcome look(std::uint64_t transfer);
     // The peers whose connection has ended.
     std::vector<std::size_t> list_lost();

@@ -35,8 +35,9 @@ def make_tree() -> Path:
         shutil.copytree(
             ROOT / folder, TREE / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so")
         )
-    for built in (distlion.kernels._cpu, distlion.wire._endpoint):
-        shutil.copy(built.__file__, TREE / "src" / Path(*built.__name__.split(".")[:-1]))
+    core = Path(distlion.kernels._cpu.__file__)
+    shutil.copy(core, TREE / "src" / "distlion" / "kernels")
+    place_endpoint(distlion.wire._endpoint.__file__)
     shutil.copytree(ROOT / "csrc", TREE / "csrc")
     shutil.copy(ROOT / "CMakeLists.txt", TREE)
     venv.create(TREE / "env", with_pip=False, symlinks=True)
@@ -63,10 +64,13 @@ def build(python: Path) -> None:
         ["cmake", "--build", str(folder), "--target", "_endpoint"],
     ):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    shutil.copy(
-        next(folder.glob("_endpoint*.so")),
-        TREE / "src" / "distlion" / "wire" / Path(distlion.wire._endpoint.__file__).name,
-    )
+    place_endpoint(next(folder.glob("_endpoint*.so")))
+
+
+def place_endpoint(built: str | Path) -> None:
+    """Let the copy have an endpoint."""
+    name = Path(distlion.wire._endpoint.__file__).name
+    shutil.copy(built, TREE / "src" / "distlion" / "wire" / name)
 
 
 def run_tests(python: Path, mutation: Mutation) -> int:
@@ -107,7 +111,7 @@ def plant(python: Path, mutation: Mutation) -> str:
     finally:
         path.write_text(text)
         if mutation.is_built:
-            build(python)
+            place_endpoint(distlion.wire._endpoint.__file__)
     if status == 0:
         return "SURVIVED"
     is_noticed = status == 1 or -status in CRASHES

@@ -80,7 +80,7 @@ OVER_TCP = {
     for kind, stage in (("killed", killed), ("stopped", stopped))
     for where, point, firing, rest in (
         *((moment, *MOMENTS[moment], {}) for moment in MOMENTS),
-        ("in doubling", "framed", 2, {"options": DOUBLING}),
+        ("in doubling", "counted", 1, {"options": DOUBLING}),
         ("as the server", "framed", 2, {"victim": 0, "options": PARAMETER_SERVER}),
         ("in overlap", "counted", 2, {"options": OVERLAP}),
         ("in a node", "framed", 1, {"world_size": 4, "options": NODES}),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,9 +24,8 @@ SAID = struct.Struct("<4sHIII16s16s")
 
 
 @pytest.fixture(autouse=True)
-def on_loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    yield
 
 
 def meet_all(store: Any, size: int) -> list[list[socket.socket | None]]:
@@ -90,7 +89,7 @@ def test_a_listener_that_does_not_know_the_keys_is_refused() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     own = [rendezvous.WIRE_VERSION, "00" * 16, "00" * 32, [list(server.getsockname())]]
     store.set("wire/0", json.dumps(own))
-    with pytest.raises(MeetingError, match="rank 0 cannot be reached.*does not know the keys"):
+    with pytest.raises(MeetingError, match=r"rank 0 cannot be reached.*does not know the keys"):
         meet(store, 1, 2, timeout_s=LIMIT_S)
     server.close()
 
@@ -177,6 +176,15 @@ def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(OSError, match="in use"):
         addresses.listen(("127.0.0.1",))
     taken.close()
+
+
+def test_a_fork_has_no_listener() -> None:
+    rendezvous._listen()
+    child = os.fork()
+    if child == 0:
+        os._exit(rendezvous._listen.cache_info().currsize)
+    assert os.waitpid(child, 0)[1] == 0
+    meet_all(dist.HashStore(), 2)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "70000", "9-8", "1-x"])

@@ -1,4 +1,4 @@
-"""Gloo, sockets and memory carry the same bytes, count them alike, and go on among those who stay."""
+"""All transports carry the same bytes, count them alike, and go on among those who stay."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -183,8 +182,11 @@ def meet(store: Any, rank: int, size: int, *, timeout_s: float) -> list[socket.s
         # 3 dial
         lower = [each for each in others if each < rank]
         with ThreadPoolExecutor(max(1, min(len(lower), _MOST_DIALS))) as pool:
-            dialed = [pool.submit(_dial, meeting, each, published[each], deadline_s) for each in lower]
-        for peer, found in zip(lower, dialed, strict=True):
+            dialed = {
+                peer: pool.submit(_dial, meeting, peer, published[peer], deadline_s)
+                for peer in lower
+            }
+        for peer, found in dialed.items():
             meeting.sockets[peer] = found.result()
 
         # 4 be dialed

@@ -6,12 +6,15 @@ import os
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from distlion.wire._endpoint import Endpoint
 from distlion.wire.rendezvous import meet
+
+if TYPE_CHECKING:
+    from distlion.wire._endpoint import Endpoint
 
 MOST_EARLY_BYTES = 64 << 20
 """Memory of a group for chunks that come before this worker wants them; more of them wait at their
@@ -69,7 +72,9 @@ class SocketGroup:
         sockets = meet(store, rank, size, timeout_s=timeout_s)
         descriptors = [-1 if each is None else each.detach() for each in sockets]
         self._rank, self._size = rank, size
-        self._endpoint = Endpoint(rank, descriptors, MOST_EARLY_BYTES)
+        # Other systems than Linux have none; ``choose_wire`` says so.
+        make = import_module("distlion.wire._endpoint").Endpoint
+        self._endpoint: Endpoint = make(rank, descriptors, MOST_EARLY_BYTES)
         # Tensors that the endpoint reads and writes, by transfer.
         self._held: dict[int, tuple[Tensor, ...]] = {}
         # The next rank first, so that not all begin with the same one.

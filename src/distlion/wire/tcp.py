@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -53,15 +54,19 @@ def choose_wire() -> Wire:
     """Return the transport that ``DISTLION_WIRE`` names; Gloo without it.
 
     Raises:
-        InvalidArgumentError: It names another one.
+        InvalidArgumentError: It names another one, or one that this system lacks.
     """
     chosen = os.environ.get(WIRE_VARIABLE) or "gloo"
     if chosen not in ("gloo", "tcp"):
         raise InvalidArgumentError(f"{WIRE_VARIABLE}={chosen}: expected gloo or tcp")
+    if chosen == "tcp" and sys.platform != "linux":
+        raise InvalidArgumentError(
+            f"{WIRE_VARIABLE}=tcp on {sys.platform}: it needs Linux; expected gloo"
+        )
     return cast(Wire, chosen)
 
 
 def link_over(process_group: dist.ProcessGroup, **options: Any) -> Gloo:
     """Return a transport over a group, by its kind; options as for ``Gloo``."""
-    kind = Tcp if isinstance(process_group, SocketGroup) else Gloo
-    return kind(process_group, **options)
+    members: object = process_group
+    return (Tcp if isinstance(members, SocketGroup) else Gloo)(process_group, **options)
