@@ -14,7 +14,8 @@ from torch import Tensor
 
 from distlion.wire.sockets import SocketGroup
 
-N_BYTES = 3_000_000
+N_BYTES = 30_000_000
+"""More than the system takes before somebody reads it."""
 
 
 @pytest.fixture
