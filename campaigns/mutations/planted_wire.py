@@ -6,7 +6,7 @@ from planted import Mutation
 
 ENDPOINT, CODE = ("wire/test_endpoint.py",), "csrc/endpoint.cpp"
 SOCKETS = ("wire/test_sockets.py",)
-MEETINGS, MEETING = ("wire/test_rendezvous.py",), "wire/rendezvous.py"
+MEETINGS, MEETING = ("wire/test_meetings.py",), "wire/rendezvous.py"
 
 WIRE = (
     Mutation(

@@ -30,15 +30,8 @@ def list_hosts(toward: tuple[str, int] | None) -> tuple[str, ...]:
     Raises:
         InvalidArgumentError: The named interface has no address.
     """
-    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0]
-    if interface:
-        found = _list_addresses(interface)
-        if not found:
-            raise InvalidArgumentError(
-                f"{INTERFACE_VARIABLE}={interface}: expected an interface with an address; "
-                "`ip address` lists them"
-            )
-        return found
+    if chosen := _list_chosen():
+        return chosen
     route = "" if toward is None else _find_route(toward)
     hosts = [route] if route else []
     # The store is on this host, or unknown. Elsewhere a name server is not to be waited for.
@@ -48,6 +41,18 @@ def list_hosts(toward: tuple[str, int] | None) -> tuple[str, ...]:
             hosts += [str(each[4][0]) for each in found_by_name]
         hosts += [] if route else ["127.0.0.1"]
     return tuple(dict.fromkeys(hosts))
+
+
+def _list_chosen() -> tuple[str, ...]:
+    """List the addresses of the interface that the caller names; () where none is named."""
+    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0]
+    found = _list_addresses(interface) if interface else ()
+    if interface and not found:
+        raise InvalidArgumentError(
+            f"{INTERFACE_VARIABLE}={interface}: expected an interface with an address; "
+            "`ip address` lists them"
+        )
+    return found
 
 
 def _find_route(toward: tuple[str, int]) -> str:
@@ -77,14 +82,15 @@ def _list_addresses(interface: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def listen(hosts: tuple[str, ...]) -> list[socket.socket]:
-    """Listen at one port of the given addresses, or of all where they name no interface.
+def listen() -> list[socket.socket]:
+    """Listen at one port: of the interface that ``GLOO_SOCKET_IFNAME`` names, or of all.
 
     Raises:
-        InvalidArgumentError: ``DISTLION_WIRE_PORT`` is no port and no range of ports.
+        InvalidArgumentError: ``DISTLION_WIRE_PORT`` is no port and no range of ports, or the
+            interface has no address.
         OSError: None of them is free.
     """
-    first, last = read_ports()
+    (first, last), hosts = read_ports(), _list_chosen()
     for port in range(first, last + 1):
         try:
             return _listen_at(hosts, port)
@@ -95,7 +101,7 @@ def listen(hosts: tuple[str, ...]) -> list[socket.socket]:
 
 
 def _listen_at(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
-    if not os.environ.get(INTERFACE_VARIABLE):
+    if not hosts:
         two = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if two else socket.AF_INET
         options: dict[str, Any] = {"backlog": _BACKLOG, "dualstack_ipv6": two}

@@ -90,7 +90,10 @@ class _Listener:
     """The port of this process, where connections of all its groups arrive."""
 
     def __init__(self) -> None:
-        self.servers = listen(list_hosts(None))
+        try:
+            self.servers = listen()
+        except OSError as error:
+            raise MeetingError(f"this worker has no port to listen at: {error}") from None
         self.port = self.servers[0].getsockname()[1]
         self.meetings: weakref.WeakValueDictionary[bytes, _Meeting] = weakref.WeakValueDictionary()
         self._guests = threading.Semaphore(_MOST_GUESTS)

@@ -169,12 +169,14 @@ def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> 
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     monkeypatch.setenv("DISTLION_WIRE_PORT", f"{port}-{port + 20}")
-    servers = addresses.listen(("127.0.0.1",))
+    servers = addresses.listen()
     assert port < servers[0].getsockname()[1] <= port + 20
     servers[0].close()
     monkeypatch.setenv("DISTLION_WIRE_PORT", str(port))
     with pytest.raises(OSError, match="in use"):
-        addresses.listen(("127.0.0.1",))
+        addresses.listen()
+    with pytest.raises(MeetingError, match="no port to listen at"):
+        rendezvous._Listener()
     taken.close()
 
 
@@ -203,7 +205,7 @@ def test_an_interface_without_an_address_is_refused(monkeypatch: pytest.MonkeyPa
 def test_addresses_of_both_families_are_listened_at() -> None:
     hosts = addresses.list_hosts(None)
     assert hosts[0] == "127.0.0.1"
-    servers = addresses.listen(hosts)
+    servers = addresses.listen()
     assert {server.getsockname()[0] for server in servers} == set(hosts)
     assert len({server.getsockname()[1] for server in servers}) == 1
     for server in servers:
