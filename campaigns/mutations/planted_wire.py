@@ -4,56 +4,57 @@ from __future__ import annotations
 
 from planted import Mutation
 
-ENDPOINT, CODE = ("wire/test_endpoint.py",), "csrc/endpoint.cpp"
+ENDPOINT = ("wire/test_endpoint.py",)
+TRANSFERS, CONNECTION = "csrc/endpoint.cpp", "csrc/connection.cpp"
 SOCKETS = ("wire/test_sockets.py",)
 MEETINGS, MEETING = ("wire/test_meetings.py",), "wire/rendezvous.py"
 
 WIRE = (
     Mutation(
         "wire: a reply that comes twice, or is missing, is taken for the next one",
-        CODE,
+        CONNECTION,
         " ||\n        get(peer.head.data() + 4, 4) != peer.streams[stream].n_came",
         "",
         ENDPOINT,
     ),
     Mutation(
         "wire: a chunk of another size is received",
-        CODE,
+        CONNECTION,
         "if (stream.expected.front().n_bytes != n_bytes) {",
         "if (false) {",
         ENDPOINT,
     ),
     Mutation(
         "wire: a swap is received for a vote",
-        CODE,
+        CONNECTION,
         "    peer.stream = static_cast<std::size_t>(stream);\n",
         "    peer.stream = 0;\n",
         ENDPOINT,
     ),
     Mutation(
         "wire: a chunk that came early goes to the last one who asks",
-        CODE,
+        CONNECTION,
         "    Early& early = stream.early.front();\n",
         "    Early& early = stream.early.back();\n",
         ENDPOINT,
     ),
     Mutation(
         "wire: of a chunk that is coming, what came early is lost",
-        CODE,
+        CONNECTION,
         "    std::memcpy(chunk.data, early.bytes.data(), early.n_came);\n",
         "    if (!is_coming) std::memcpy(chunk.data, early.bytes.data(), early.n_came);\n",
         ENDPOINT,
     ),
     Mutation(
         "wire: memory for what comes early has no limit",
-        CODE,
+        CONNECTION,
         "n_bytes <= most_early_bytes_ && early_bytes_ <= most_early_bytes_ - n_bytes",
         "true",
         ENDPOINT,
     ),
     Mutation(
         "wire: a transfer ends while its bytes still wait, and its memory is used again",
-        CODE,
+        CONNECTION,
         "    ++transfer->n_left;\n"
         "    Outgoing message{{}, chunk.data, chunk.n_bytes, 0, transfer};\n",
         "    Outgoing message{{}, chunk.data, chunk.n_bytes, 0,"
@@ -62,14 +63,14 @@ WIRE = (
     ),
     Mutation(
         "wire: the rest of a message is not sent",
-        CODE,
+        CONNECTION,
         "(peer.outgoing.empty() ? 0u : static_cast<std::uint32_t>(EPOLLOUT))",
         "0u",
         ENDPOINT,
     ),
     Mutation(
         "wire: who waits is not woken",
-        CODE,
+        TRANSFERS,
         "    // Whoever waits may be done, or has to drive in place of this thread.\n"
         "    moved_.notify_all();\n",
         "",
@@ -77,28 +78,28 @@ WIRE = (
     ),
     Mutation(
         "wire: large chunks stay where they are while nobody waits",
-        CODE,
+        TRANSFERS,
         "            thread_ = std::thread(&Endpoint::run, this);\n",
         "",
         ENDPOINT,
     ),
     Mutation(
         "wire: a receive from a peer that left never ends",
-        CODE,
+        CONNECTION,
         "            fail(expected.transfer, peer.failure);\n",
         "",
         ENDPOINT,
     ),
     Mutation(
         "wire: a look at a transfer does not look at the sockets",
-        CODE,
+        TRANSFERS,
         "        drive(lock, std::chrono::nanoseconds(0));\n",
         "",
         ENDPOINT,
     ),
     Mutation(
         "wire: a fork keeps connections open",
-        CODE,
+        TRANSFERS,
         "        if (peer.socket >= 0) {\n            ::close(peer.socket);\n",
         "        if (peer.socket >= 0) {\n",
         ENDPOINT,
