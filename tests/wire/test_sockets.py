@@ -17,6 +17,8 @@ from distlion.wire.sockets import SocketGroup
 N_BYTES = 30_000_000
 """More than the system takes before somebody reads it."""
 
+LIMIT = timedelta(seconds=20)
+
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> list[SocketGroup]:
@@ -41,8 +43,8 @@ def test_what_is_sent_is_kept_until_it_has_left(pair: list[SocketGroup]) -> None
     assert not sent.is_completed()
     others = [bytes_of(9, N_BYTES) for _ in range(3)]
     out = bytes_of(0, N_BYTES)
-    second.swap(out, bytes_of(0, 0), 0).wait()
-    sent.wait()
+    second.swap(out, bytes_of(0, 0), 0).wait(LIMIT)
+    sent.wait(LIMIT)
     assert bool(out.eq(7).all())
     assert not first._held
     del others
@@ -58,7 +60,7 @@ def test_swaps_and_collectives_may_begin_in_another_order(pair: list[SocketGroup
             lambda: pair[rank]._allgather_base(everybody, bytes_of(20 + rank, 1)),
         ]
         for work in [each() for each in (begin if rank else reversed(begin))]:
-            work.wait()
+            work.wait(LIMIT)
 
     in_turns(lambda: use(0), lambda: use(1))
     for rank, (out, everybody) in enumerate(outs):
@@ -72,7 +74,7 @@ def test_parts_may_have_sizes_of_their_own_and_any_dtype(pair: list[SocketGroup]
 
     def use(rank: int) -> None:
         parts = torch.arange(5, dtype=torch.float32) + 10 * rank
-        pair[rank].alltoall_base(found[rank], parts, sizes[rank], sizes[rank]).wait()
+        pair[rank].alltoall_base(found[rank], parts, sizes[rank], sizes[rank]).wait(LIMIT)
 
     in_turns(lambda: use(0), lambda: use(1))
     assert found[0].tolist() == [0, 1, 10, 11, 12]
@@ -84,8 +86,8 @@ def test_a_wait_with_a_limit_ends_with_an_error(pair: list[SocketGroup]) -> None
     with pytest.raises(RuntimeError, match="timed out"):
         work.wait(timedelta(milliseconds=20))
     out = bytes_of(0)
-    pair[1].swap(out, bytes_of(2), 0).wait()
-    work.wait(timedelta(seconds=20))
+    pair[1].swap(out, bytes_of(2), 0).wait(LIMIT)
+    work.wait(LIMIT)
     assert bool(out.eq(1).all())
 
 
