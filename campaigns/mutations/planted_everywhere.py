@@ -41,6 +41,7 @@ from planted_state import STATES
 from planted_trainers import TRAINERS
 from planted_trial import TRIAL
 from planted_weights import WEIGHTS
+from planted_wire import WIRE
 
 EVERYWHERE = (
     *MUTATIONS,
@@ -76,6 +77,7 @@ EVERYWHERE = (
     *SEVERAL_INNER,
     *SHARDED_LOCAL,
     *TOGETHER,
+    *WIRE,
     *RELIABILITY,
     *WEIGHTS,
     *LATENCY,

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
-from distlion.wire.gloo import Gloo
 from distlion.wire.groups import carries_host_memory, own_group
+from distlion.wire.tcp import choose_wire, link_over
 from distlion.wire.transport import Transport
 
 
@@ -22,10 +22,17 @@ class Connections:
         ranks: All ranks of the optimizer, two or more.
         settings: The optimizer's settings.
         name: Name of the optimizer, unique on the process group.
+
+    Attributes:
+        wire: How its groups are connected.
+
+    Raises:
+        InvalidArgumentError: ``DISTLION_WIRE`` names no transport.
     """
 
     def __init__(self, ranks: Ranks, settings: Settings, *, name: str) -> None:
         self._ranks, self._settings, self._name = ranks, settings, name
+        self.wire = choose_wire()
         self._everybody = ranks.process_group
         self._inside: dist.ProcessGroup | None = None
         self._between: dist.ProcessGroup | None = None
@@ -111,7 +118,7 @@ class Connections:
         assert self._for_checkpoints is not None  # they are connected
         timeout_s = self._settings.timeouts.connect_s
         if in_background:
-            return Gloo(self._for_checkpoints, timeout_s=timeout_s)
+            return link_over(self._for_checkpoints, timeout_s=timeout_s)
         return self._link(self._for_checkpoints, timeout_s)
 
     def _link(
@@ -126,7 +133,7 @@ class Connections:
         # The workers' own group, before there are others, has a shorter limit in a crew.
         is_own = group is not self._ranks.process_group
         busy_s = self._settings.timeouts.busy_s if is_own else None
-        return Gloo(
+        return link_over(
             group,
             timeout_s=timeout_s,
             busy_timeout_s=busy_s,
@@ -151,4 +158,5 @@ class Connections:
             timeout_s=settings.timeouts.group_s,
             connect_timeout_s=self._ranks.connect_timeout_s or settings.timeouts.connect_s,
             ranks=ranks,
+            wire=self.wire,
         )

@@ -31,6 +31,7 @@ from distlion.wire.groups import (
 )
 from distlion.wire.roll_call import Patience
 from distlion.wire.sharing import SharedTransfer
+from distlion.wire.sockets import SocketWork
 from distlion.wire.transport import MOST_BYTES_AT_ONCE, ByteCount, Transfer
 from distlion.wire.watch import READ_S, PeerWatch, within
 
@@ -72,14 +73,14 @@ class GlooTransfer:
     def __init__(
         self,
         link: Gloo,
-        start: Callable[[], dist.Work | None],
+        start: Callable[[], dist.Work | SocketWork | None],
         sent: ByteCount,
         *,
         step: int | None,
         what: str,
     ) -> None:
         self._link, self._step, self._what = link, step, what
-        self._work: dist.Work | None = None
+        self._work: dist.Work | SocketWork | None = None
         self._is_starting = True
         _under_way.add(self)
         try:
