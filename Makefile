@@ -139,7 +139,7 @@ sanitize: $(SANITIZED)/.ready  ## build the C++ core with AddressSanitizer and U
 	@preload="$$($${CXX:-c++} -print-file-name=libasan.so):$$($${CXX:-c++} -print-file-name=libubsan.so)"
 	# Not leaks: the interpreter keeps a lot until it ends. Not the emulated processor, which has a core of its own.
 	LD_PRELOAD="$$preload" ASAN_OPTIONS=detect_leaks=0 "$(SANITIZED)/bin/python" -m pytest -q \
-	    -p no:cacheprovider --ignore=tests/kernels/test_architectures.py tests/kernels tests/wire/test_frame*.py $(ARGS)
+	    -p no:cacheprovider --ignore=tests/kernels/test_architectures.py tests/kernels tests/wire/test_frame*.py tests/wire/test_endpoint.py $(ARGS)
 
 soak: $(VENV)/.ready-test  ## as root: kill, stop and cut off workers for MINUTES, and compare with a quiet run
 	@$(BIN)/python campaigns/soak --minutes $(MINUTES) $(ARGS)

@@ -20,6 +20,7 @@ import distlion
 import oracle
 from cluster import WorkerDiedError, run_workers
 from distlion import errors, faults
+from distlion.wire.tcp import WIRE_VARIABLE
 from failures import give_time, params_of
 from replay import run_backward
 
@@ -43,6 +44,7 @@ class Accident:
         world_size: Of how many.
         timeout_s: ``Timeouts.step_s``.
         options: Further arguments of the optimizer.
+        wire: The transport of votes.
     """
 
     point: Any
@@ -53,6 +55,7 @@ class Accident:
     world_size: int = 3
     timeout_s: float = 20.0
     options: dict[str, Any] = field(default_factory=dict)
+    wire: str = "gloo"
 
 
 @dataclass(frozen=True)
@@ -262,9 +265,16 @@ def stage_all(accidents: dict[str, Accident]) -> dict[str, list[Any]]:
 
 
 def _stage(accident: Accident) -> list[Any]:
+    environment = {} if accident.wire == "gloo" else {WIRE_VARIABLE: accident.wire}
     with tempfile.TemporaryDirectory(prefix="distlion-test-") as folder:
         return run_workers(
-            meet_accident, accident.world_size, accident, folder, may_die=True, timeout_s=40
+            meet_accident,
+            accident.world_size,
+            accident,
+            folder,
+            may_die=True,
+            timeout_s=40,
+            environment=environment,
         )
 
 

@@ -52,6 +52,7 @@ PRELOAD = [
 
 _MODELS = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.vit.modeling_vit"]
 PRELOAD_FOR = {
+    "test_machines.py": ["torch.distributed.fsdp"],
     "lab": ["distlion_lab.training.run", "sklearn.datasets", *_MODELS],
     "test_hf_kinds.py": _MODELS,
 }

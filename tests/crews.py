@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -75,6 +77,19 @@ def is_halted(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return status.rpartition(")")[2].split()[0] in "TZX"
+
+
+def stop_self(store: Any) -> None:
+    """Stop this process, until another one wakes it."""
+    store.set("stopped", str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wake(store: Any) -> None:
+    """Wake the process that has stopped itself."""
+    pid = int(store.get("stopped"))
+    await_true(lambda: is_halted(pid))
+    os.kill(pid, signal.SIGCONT)
 
 
 def make_model(seed: int) -> nn.Module:

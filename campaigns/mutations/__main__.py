@@ -18,6 +18,7 @@ from planted import OTHERS, Mutation
 from planted_everywhere import EVERYWHERE
 
 import distlion.kernels._cpu
+import distlion.wire._endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "build" / "mutations"
@@ -36,6 +37,9 @@ def make_tree() -> Path:
         )
     core = Path(distlion.kernels._cpu.__file__)
     shutil.copy(core, TREE / "src" / "distlion" / "kernels")
+    place_endpoint(distlion.wire._endpoint.__file__)
+    shutil.copytree(ROOT / "csrc", TREE / "csrc")
+    shutil.copy(ROOT / "CMakeLists.txt", TREE)
     venv.create(TREE / "env", with_pip=False, symlinks=True)
     python = TREE / "env" / "bin" / "python"
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -48,6 +52,25 @@ def make_tree() -> Path:
         found = subprocess.check_output([python, "-c", f"import {name}; print({name}.__file__)"])
         assert str(TREE) in found.decode(), found
     return python
+
+
+def build(python: Path) -> None:
+    """Build the endpoint of the copy, and put it in its place."""
+    folder = TREE / "cmake"
+    nanobind = subprocess.check_output([python, "-m", "nanobind", "--cmake_dir"], text=True)
+    options = [f"-Dnanobind_DIR={nanobind.strip()}", f"-DPython_EXECUTABLE={sys.executable}"]
+    for command in (
+        ["cmake", "-S", str(TREE), "-B", str(folder), *options],
+        ["cmake", "--build", str(folder), "--target", "_endpoint"],
+    ):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    place_endpoint(next(folder.glob("_endpoint*.so")))
+
+
+def place_endpoint(built: str | Path) -> None:
+    """Let the copy have an endpoint."""
+    name = Path(distlion.wire._endpoint.__file__).name
+    shutil.copy(built, TREE / "src" / "distlion" / "wire" / name)
 
 
 def run_tests(python: Path, mutation: Mutation) -> int:
@@ -82,9 +105,13 @@ def plant(python: Path, mutation: Mutation) -> str:
         return f"stands {text.count(mutation.old)} times in {mutation.file}: update its entry"
     path.write_text(text.replace(mutation.old, mutation.new))
     try:
+        if mutation.is_built:
+            build(python)
         status = run_tests(python, mutation)
     finally:
         path.write_text(text)
+        if mutation.is_built:
+            place_endpoint(distlion.wire._endpoint.__file__)
     if status == 0:
         return "SURVIVED"
     is_noticed = status == 1 or -status in CRASHES

@@ -23,7 +23,8 @@ class Mutation:
 
     Attributes:
         name: What it breaks, in words.
-        file: Below src/distlion; with a name of ``OTHERS`` in front below that folder's package.
+        file: Below src/distlion; with a name of ``OTHERS`` in front below that folder's package;
+            with csrc in front a file of the endpoint, which is built again.
         old: Text that occurs once in the file.
         new: What stands there instead.
         tests: What must fail: paths below tests, or with the name of another folder in front as in
@@ -41,7 +42,13 @@ class Mutation:
     @property
     def path(self) -> Path:
         """The file, from the repository's top folder."""
-        return _place(self.file, "src/distlion", dict.fromkeys(OTHERS, "{0}/src/distlion_{0}"))
+        folders = {**dict.fromkeys(OTHERS, "{0}/src/distlion_{0}"), "csrc": "csrc"}
+        return _place(self.file, "src/distlion", folders)
+
+    @property
+    def is_built(self) -> bool:
+        """True if its file is compiled."""
+        return self.path.parts[0] == "csrc"
 
     @property
     def test_paths(self) -> list[Path]:

@@ -72,8 +72,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: a worker counts as whole before it is",
         "crew/optimizer.py",
-        "        workers = connect(epoch,",
-        "        self._whole_epoch = epoch.number\n        workers = connect(epoch,",
+        "        ranks = membership.lanes.connect(epoch,",
+        "        self._whole_epoch = epoch.number\n        ranks = membership.lanes.connect(epoch,",
         FOUND,
     ),
     Mutation(
@@ -170,7 +170,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: strangers are let in",
         "crew/lookout.py",
-        "answer(store, [ask for ask in asks if ask.member.settings != own.settings], {})",
+        "refuse(store, [ask for ask in asks if ask.member.settings != own.settings], own)",
         "",
         ("crew/test_newcomers.py",),
     ),
@@ -198,8 +198,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: a newcomer that nobody reaches is tried for ever",
         "crew/optimizer.py",
-        "                    lost = lost or epoch.guests\n",
-        "",
+        "self._find_lost(error, epoch) or epoch.guests",
+        "self._find_lost(error, epoch)",
         FOUND,
     ),
     Mutation(
@@ -304,7 +304,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: a newcomer's fault in the handshake ends all",
         "crew/optimizer.py",
-        "if epoch is None or not blamed or epoch.place in blamed:",
+        "if not blamed or epoch.place in blamed:",
         "if True:",
         MISFITS,
     ),
@@ -339,7 +339,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: the process group of an optimizer that was freed stays behind",
         "crew/crew.py",
-        "            disconnect(has_failed=False)\n",
+        "            membership.lanes.disconnect(membership.lanes.alone, has_failed=False)\n",
         "            pass\n",
         LEFT,
     ),

@@ -25,6 +25,7 @@ from planted_local import LOCAL_STEPS
 from planted_local_crews import LOCAL_CREWS
 from planted_local_lab import AROUND_LOCAL_STEPS
 from planted_losses import LOSSES
+from planted_machines import MACHINE_MUTATIONS
 from planted_methods import NAMES
 from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
@@ -40,6 +41,7 @@ from planted_state import STATES
 from planted_trainers import TRAINERS
 from planted_trial import TRIAL
 from planted_weights import WEIGHTS
+from planted_wire import WIRE
 
 EVERYWHERE = (
     *MUTATIONS,
@@ -48,6 +50,7 @@ EVERYWHERE = (
     *CUT_MATRICES,
     *MISUSES,
     *LOSSES,
+    *MACHINE_MUTATIONS,
     *PROTOCOL,
     *DOUBLED,
     *TRIAL,
@@ -74,6 +77,7 @@ EVERYWHERE = (
     *SEVERAL_INNER,
     *SHARDED_LOCAL,
     *TOGETHER,
+    *WIRE,
     *RELIABILITY,
     *WEIGHTS,
     *LATENCY,

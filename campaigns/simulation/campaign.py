@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 import torch
 
-from simulation.crews.plan import draw_crew_plan, draw_join_plan
+from simulation.crews.plan import draw_crew_plan, draw_join_plan, draw_machine_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
 from simulation.kernel import leave_imports_alone
@@ -86,18 +86,22 @@ class Tally:
         self.failures.update(other.failures)
 
 
-def play_seeds(seeds: Sequence[int], *, of_crews: bool = False, joins: bool = False) -> Tally:
+def play_seeds(
+    seeds: Sequence[int], *, of_crews: bool = False, joins: bool = False, machines: bool = False
+) -> Tally:
     """Play and check schedules, one after the other, in this process.
 
     Args:
         seeds: Of the schedules.
         of_crews: Whether they are schedules of crews.
         joins: Of crews in which newcomers catch up with a donor.
+        machines: Of crews whose workers have several processes.
     """
     draw_crew = draw_join_plan if joins else draw_crew_plan
+    draw_crew = draw_machine_plan if machines else draw_crew
     tally = Tally()
     for seed in seeds:
-        if of_crews or joins:
+        if of_crews or joins or machines:
             crew = play_crew(draw_crew(seed))
             tally.add_crew(crew, find_crew_violations(crew))
         else:
@@ -114,6 +118,7 @@ def run_campaign(
     report: Callable[[Tally, float], None],
     of_crews: bool = False,
     joins: bool = False,
+    machines: bool = False,
 ) -> Tally:
     """Play schedules in several processes.
 
@@ -123,10 +128,11 @@ def run_campaign(
         report: Called now and then with what there is so far, and the seconds it took.
         of_crews: Whether they are schedules of crews.
         joins: As for ``play_seeds``.
+        machines: Likewise.
     """
     started_s, total = time.monotonic(), Tally()
     batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
-    play_batch = partial(play_seeds, of_crews=of_crews, joins=joins)
+    play_batch = partial(play_seeds, of_crews=of_crews, joins=joins, machines=machines)
     for tally in _play_batches(batches, processes, play_batch):
         total.add(tally)
         report(total, time.monotonic() - started_s)

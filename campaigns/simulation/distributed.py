@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+from distlion.wire.groups import drop_store
 from simulation.groups import End
 from simulation.kernel import running
 from simulation.network import Machine, Network
@@ -56,6 +57,10 @@ class Distributed:
 
     def keep_forever(self, group: End) -> None:
         """Keep a group, as every group is kept here until its process ends."""
+
+    def drop_store(self, group: End) -> None:
+        """Forget a group's store, as the package does."""
+        drop_store(group)  # type: ignore[arg-type]
 
     def init_process_group(self, timeout_s: float) -> None:
         """Join a group that all others have joined long ago: nobody expects this process.

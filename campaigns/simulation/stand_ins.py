@@ -29,7 +29,7 @@ from distlion.crew.lifeline import Lifeline, Pulse, ask_on
 from distlion.crew.side_link import Listener, dial
 from distlion.wire import gloo
 from distlion.wire.background import run_in_background
-from distlion.wire.groups import keep
+from distlion.wire.groups import drop_store, keep
 from simulation.kernel import Kernel, Killed, Task, running
 
 SIMULATED = (
@@ -276,6 +276,7 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(concurrent.futures.Future): "Future",
         id(version): "version",
         id(keep): "keep",
+        id(drop_store): "drop_store",
         id(threading.Event): "Event",
         id(threading.Thread): "Thread",
         id(dt.datetime): "datetime",
@@ -317,6 +318,7 @@ def installed(distributed: Any) -> Iterator[None]:
         "version": _version,
         # It would keep every schedule in memory.
         "keep": distributed.keep_forever,
+        "drop_store": distributed.drop_store,
         "Event": Event,
         "Thread": Thread,
         "datetime": DATETIME,

@@ -105,7 +105,7 @@ class FixedCrew:
     """Stands in for a crew, of which a sampler reads rank and size."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.lane, self.n_lanes = rank, size, 0, 1
 
     def carry(self, **carried: Any) -> None:
         self.carried = carried

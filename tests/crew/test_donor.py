@@ -240,10 +240,9 @@ def follow(serving: Serving) -> tuple[Newcomer, Any]:
     newcomer._catch_up = catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
     await_true(lambda: catch_up.is_close)
     later = make_member(OWN, 3, serving.run.step + 1)
-    epoch: Any = SimpleNamespace(
-        is_follower=True, members=[later, make_member(NEWCOMER, 0, 0)], place=1, store=serving.store
-    )
-    return newcomer, epoch
+    own_now = make_member(NEWCOMER, 0, 0, donor=OWN)
+    members = tuple(order_members([later, own_now]))
+    return newcomer, Epoch(4, members, 1, serving.store)
 
 
 def test_a_newcomer_whose_last_reply_is_late_follows_further(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from functools import partial
@@ -21,10 +20,11 @@ from crews import (
     await_true,
     check_equal,
     host_store,
-    is_halted,
     make_crew,
     start,
+    stop_self,
     train,
+    wake,
 )
 from distlion import faults
 from distlion.crew import CrewLion
@@ -38,19 +38,6 @@ SILENCE_S = 2.0
 LONG_S = 300.0
 """A limit that no test waits for."""
 TIMEOUTS = distlion.Timeouts(step_s=LONG_S, busy_s=LONG_S, init_s=LONG_S)
-
-
-def stop_self(store: Any) -> None:
-    """Stop this process, until another one wakes it."""
-    store.set("stopped", str(os.getpid()))
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def wake(store: Any) -> None:
-    """Wake the process that has stopped itself."""
-    pid = int(store.get("stopped"))
-    await_true(lambda: is_halted(pid))
-    os.kill(pid, signal.SIGCONT)
 
 
 def be_stopped(

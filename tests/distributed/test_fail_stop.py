@@ -75,8 +75,30 @@ STOPPED_ELSEWHERE = {
     "nodes": stopped("framed", world_size=4, options=NODES),
 }
 LATE = {name: late(options={"exchange": pattern}) for name, pattern in matrix.PATTERNS.items()}
+OVER_TCP = {
+    f"{kind} {where}": stage(point, firing, wire="tcp", **rest)
+    for kind, stage in (("killed", killed), ("stopped", stopped))
+    for where, point, firing, rest in (
+        *((moment, *MOMENTS[moment], {}) for moment in MOMENTS),
+        ("in doubling", "counted", 1, {"options": DOUBLING}),
+        ("as the server", "framed", 2, {"victim": 0, "options": PARAMETER_SERVER}),
+        ("in overlap", "counted", 2, {"options": OVERLAP}),
+        ("in a node", "framed", 1, {"world_size": 4, "options": NODES}),
+    )
+    if not (kind == "stopped" and where == "as the server")
+}
+LATE_OVER_TCP = {"late": late(options=ALL_REDUCE, wire="tcp")}
 BUSY = {"kill": killed("framed", busy=2), "stop": stopped("framed", busy=2)}
-ALL = (KILLED, STOPPED, KILLED_ELSEWHERE, STOPPED_ELSEWHERE, LATE, BUSY)
+ALL = (
+    KILLED,
+    STOPPED,
+    KILLED_ELSEWHERE,
+    STOPPED_ELSEWHERE,
+    LATE,
+    BUSY,
+    OVER_TCP,
+    LATE_OVER_TCP,
+)
 # Every moment of a kill and every pattern once; what repeats them elsewhere is slow.
 QUICK = (
     set(MOMENTS),
@@ -91,6 +113,14 @@ QUICK = (
     {"nodes"},
     {"all-reduce"},
     {"kill"},
+    {
+        "killed framed again",
+        "killed before_commit",
+        "killed in doubling",
+        "killed in overlap",
+        "stopped framed",
+    },
+    {"late"},
 )
 
 
@@ -156,6 +186,22 @@ def test_rank_that_comes_too_late_commits_nothing(pattern: str) -> None:
     survivors, victim = survivors_of(LATE, pattern)
     for report in survivors:
         assert "did not come" in report.text
+    assert victim.counter == ACCIDENT_STEP
+    assert_wakes_to_an_error(survivors, victim)
+
+
+@each_of("accident", OVER_TCP)
+def test_over_sockets_of_our_own_a_rank_that_dies_or_freezes_is_named(accident: str) -> None:
+    survivors, victim = survivors_of(OVER_TCP, accident)
+    if OVER_TCP[accident].kind == "kill":
+        assert_died(victim)
+    else:
+        assert_wakes_to_an_error(survivors, victim)
+
+
+@each_of("accident", LATE_OVER_TCP)
+def test_over_sockets_of_our_own_a_rank_that_comes_too_late_commits_nothing(accident: str) -> None:
+    survivors, victim = survivors_of(LATE_OVER_TCP, accident)
     assert victim.counter == ACCIDENT_STEP
     assert_wakes_to_an_error(survivors, victim)
 

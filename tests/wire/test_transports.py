@@ -1,4 +1,4 @@
-"""Gloo and memory carry the same bytes, count them alike, and go on among those who stay."""
+"""All transports carry the same bytes, count them alike, and go on among those who stay."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from cluster import run_workers
 from distlion.errors import StepMismatchError, StepTimeoutError
-from distlion.wire import ByteCount, Gloo, Transport
+from distlion.wire import ByteCount, Transport
+from distlion.wire.groups import own_group
 from distlion.wire.memory import Memory, connect_in_memory
+from distlion.wire.tcp import link_over
 from distlion.wire.transport import Transfer
 
 N_WORKERS, N_BYTES = 3, 70_000
@@ -71,8 +73,10 @@ def finish(
     return name, transport.counted, out.clone()
 
 
-def use_gloo(rank: int, world_size: int) -> Seen:
-    transport = Gloo(dist.group.WORLD, timeout_s=30.0)  # type: ignore[arg-type]
+def use_group(rank: int, world_size: int, wire: str) -> Seen:
+    assert dist.group.WORLD is not None
+    group = own_group(dist.group.WORLD, name=f"exam of {wire}", timeout_s=30.0, wire=wire)
+    transport = link_over(group, timeout_s=30.0)
     return [finish(transport, begun) for begun in use(transport)]
 
 
@@ -85,10 +89,11 @@ def use_memory(ends: list[Memory]) -> list[Seen]:
 
 
 @pytest.mark.distributed
-def test_both_carry_the_same_bytes_and_count_them_alike() -> None:
-    by_gloo = run_workers(use_gloo, N_WORKERS)
+@pytest.mark.parametrize("wire", ["gloo", "tcp"])
+def test_both_carry_the_same_bytes_and_count_them_alike(wire: str) -> None:
+    by_group = run_workers(use_group, N_WORKERS, wire)
     in_memory = use_memory(connect_in_memory(N_WORKERS))
-    for found, wanted in zip(by_gloo, in_memory, strict=True):
+    for found, wanted in zip(by_group, in_memory, strict=True):
         assert [name for name, *_ in found] == [name for name, *_ in wanted]
         for (name, count, out), (_, other_count, other_out) in zip(found, wanted, strict=True):
             assert torch.equal(out, other_out), name

@@ -85,11 +85,19 @@ class CrewDistributed(Distributed):
         machine = self._machine
         assert machine.world is not None
         world, machine.world, machine.n_groups = machine.world, None, 0
-        if isinstance(world, _Alone):
-            return
-        place = world.key
-        for key, end in list(machine.groups.items()):
-            if key.startswith(place) and not getattr(end, "is_kept", False):
+        if not isinstance(world, _Alone):
+            self._close_all(world)
+
+    def drop_store(self, group: End) -> None:
+        """Forget a group's store; nothing else refers to a group beside the default one."""
+        super().drop_store(group)
+        if group is not self._machine.world:
+            self._close_all(group)
+
+    def _close_all(self, group: End) -> None:
+        """Close a group and those made of it, but for what is kept."""
+        for key, end in list(self._machine.groups.items()):
+            if key.startswith(group.key) and not getattr(end, "is_kept", False):
                 self._close(end)
 
     def keep_forever(self, group: End) -> None:

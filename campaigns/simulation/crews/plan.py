@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import distlion
 from distlion.votes.registry import RULES
 from simulation.network import Delays
 from simulation.plan import _draw_delays, _draw_options
@@ -91,6 +92,8 @@ class CrewPlan:
         absent: Whether gradients are missing now and then.
         faults: What goes wrong.
         replay_steps: Most replies that wait for a newcomer; None where none is planned to catch up.
+        lanes: Processes of each worker. Where there are several, numbers in faults are those of
+            processes, and those of a worker follow each other.
     """
 
     seed: int
@@ -109,6 +112,7 @@ class CrewPlan:
     absent: bool
     faults: tuple[CrewFault, ...]
     replay_steps: int | None = None
+    lanes: int = 1
 
     @property
     def is_slow(self) -> bool:
@@ -204,6 +208,28 @@ def draw_join_plan(seed: int) -> CrewPlan:
         faults=tuple(each for each in faults if each.victim != each.peer),
         replay_steps=chance.choice((1, 3, 64, 64)),
     )
+
+
+def draw_machine_plan(seed: int) -> CrewPlan:
+    """Draw a schedule of workers that have several processes each, with whole parameters."""
+    chance = random.Random(f"machines {seed}")
+    plan = draw_crew_plan(seed)
+    lanes = chance.choice((2, 2, 2, 3))
+    options = {**plan.options, "overlap": False, "agreement": distlion.Agreement()}
+
+    def place(worker: int) -> int:
+        return worker * lanes + chance.randrange(lanes)
+
+    faults = [
+        replace(
+            fault,
+            victim=place(fault.victim),
+            peer=place(fault.peer),
+            side=tuple(worker * lanes + lane for worker in fault.side for lane in range(lanes)),
+        )
+        for fault in plan.faults
+    ]
+    return replace(plan, options=options, faults=tuple(faults), lanes=lanes)
 
 
 def _draw_rule(chance: random.Random) -> str:

@@ -9,15 +9,20 @@ import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 
 from distlion.crew import replies
 from distlion.errors import IdenticalGradientsWarning
 from simulation.crews.distributed import CrewDistributed
 from simulation.crews.faults import CrewInjector
-from simulation.crews.network import CrewMachine, CrewNetwork
+from simulation.crews.network import CrewMachine, CrewNetwork, CrewStore
 from simulation.crews.plan import CrewFault, CrewPlan
 from simulation.crews.worker import CrewDiary, CrewWorker
+from simulation.distributed import PrefixStore
+from simulation.groups import End
 from simulation.kernel import DeadlockError, Kernel, active, leave_imports_alone
+from simulation.network import Machine
 from simulation.stand_ins import installed
 
 LIMIT_S = 300.0
@@ -25,6 +30,9 @@ LIMIT_S = 300.0
 
 PIECE_BYTES = 256
 """Of the pieces in which a newcomer gets parameters."""
+
+MEET_S = 30.0
+"""Seconds that a worker's processes wait for each other."""
 
 LINGERS_S = (0.0, 0.0, 0.5, 200.0)
 """How long a process may live on after its script has ended."""
@@ -66,6 +74,7 @@ class CrewPlay:
         self._plan = plan
         self._kernel = Kernel(plan.seed, LIMIT_S)
         self._network = CrewNetwork(self._kernel, plan.delays)
+        self._distributed = CrewDistributed(self._network)
         self._outcome = CrewOutcome(plan)
         self._left: set[int] = set()
         self._kept: list[object] = []
@@ -74,18 +83,27 @@ class CrewPlay:
             self._network, plan, restart=self._restart, give_up=self._give_up
         )
         chance = random.Random(plan.seed)
+        self._boxes: list[list[int]] = []
         for number in range(plan.n_workers):
             skew_s = chance.uniform(-plan.skew_s, plan.skew_s)
-            self._network.add_machine(f"worker {number}", skew_s)
+            self._add_worker(f"worker {number}", skew_s)
+
+    def _add_worker(self, name: str, skew_s: float) -> list[int]:
+        """Add the processes of a worker."""
+        lanes = self._plan.lanes
+        names = [name] if lanes == 1 else [f"{name}.{lane}" for lane in range(lanes)]
+        box = [self._network.add_machine(each, skew_s).rank for each in names]
+        self._boxes.append(box)
+        return box
 
     def run(self) -> CrewOutcome:
         """Play it."""
         kernel, outcome = self._kernel, self._outcome
         active.append(kernel)
         try:
-            with installed(CrewDistributed(self._network)), _quiet(), _small_pieces():
+            with installed(self._distributed), _quiet(), _small_pieces():
                 for number, start_s in enumerate(self._plan.starts_s):
-                    self._start(self._machine(number), start_s)
+                    self._start_all(self._boxes[number], start_s)
                 try:
                     kernel.run_until(lambda: not self._left)
                 except DeadlockError as error:
@@ -123,6 +141,37 @@ class CrewPlay:
         assert isinstance(machine, CrewMachine)
         return machine
 
+    def _start_all(self, box: list[int], after_s: float) -> None:
+        for number in box:
+            self._start(self._machine(number), after_s)
+
+    def _find_box(self, machine: Machine) -> list[int]:
+        return next(box for box in self._boxes if machine.rank in box)
+
+    def _meet(self, machine: CrewMachine) -> End | None:
+        """Make the group of a worker's processes."""
+        box = self._find_box(machine)
+        if len(box) == 1:
+            return None
+        store = CrewStore(self._network, machine, MEET_S)
+        self._distributed.init_process_group(
+            "gloo",
+            store=PrefixStore(f"machine of {box}", store),
+            rank=box.index(machine.rank),
+            world_size=len(box),
+            timeout=timedelta(seconds=MEET_S),
+        )
+        assert isinstance(machine.world, End)
+        return machine.world
+
+    def _end_siblings(self, machine: CrewMachine) -> None:
+        """End the other processes of a worker, as its launcher does."""
+        for number in self._find_box(machine):
+            other = self._machine(number)
+            if other is not machine and not other.is_gone:
+                self._network.end(other, is_crash=True)
+                self._left.discard(number)
+
     def _start(self, machine: CrewMachine, after_s: float) -> None:
         kernel, number = self._kernel, machine.rank
         diary = self._outcome.diaries[number] = CrewDiary(number)
@@ -135,6 +184,7 @@ class CrewPlay:
             diary=diary,
             keep=self._kept.append,
             on_step=self._let_come,
+            meet=partial(self._meet, machine),
         )
 
         def live() -> None:
@@ -143,6 +193,8 @@ class CrewPlay:
                 worker.live()
             finally:
                 self._left.discard(number)
+            if diary.ending != "finished":
+                self._end_siblings_later(machine)
             kernel.spawn(machine, "others", linger)
 
         def linger() -> None:
@@ -157,14 +209,22 @@ class CrewPlay:
         for number, coming in list(self._coming):
             if coming.at_step <= step:
                 self._coming.remove((number, coming))
-                self._start(self._machine(number), coming.after_s)
+                self._start_all(self._boxes[number], coming.after_s)
 
     def _restart(self, machine: CrewMachine, after_s: float) -> None:
-        again = self._network.add_machine(f"{machine.name}, again", machine.clock_skew_s)
-        self._start(again, after_s)
+        self._end_siblings(machine)
+        self._start_all(self._add_worker(f"{machine.name}, again", machine.clock_skew_s), after_s)
 
     def _give_up(self, machine: CrewMachine) -> None:
         self._left.discard(machine.rank)
+        if machine.is_gone:
+            self._end_siblings_later(machine)
+
+    def _end_siblings_later(self, machine: CrewMachine) -> None:
+        """Let the launcher see that a process is gone, or not before the others have ended."""
+        if self._plan.lanes > 1:
+            after_s = self._kernel.random.choice((0.1, 1.0, 30.0))
+            self._kernel.call_at(self._kernel.now_s + after_s, partial(self._end_siblings, machine))
 
 
 def play_crew(plan: CrewPlan) -> CrewOutcome:

@@ -39,10 +39,13 @@ FEW = "fewer than"
 NO_STORE = "store"
 APART = "not to each other"
 BEHIND = "has fallen behind"
+TORN = "have come to different steps"
 
 
 def find_crew_violations(outcome: CrewOutcome) -> list[str]:
     """List what is not as it must be after a schedule; empty where all is well."""
+    if outcome.plan.lanes > 1:
+        return find_machine_violations(outcome)
     diaries = list(outcome.diaries.values())
     return [
         *outcome.trouble,
@@ -60,6 +63,78 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
         *_find_new_beginnings(outcome, diaries),
         *_find_given_up(outcome, diaries),
     ]
+
+
+def find_machine_violations(outcome: CrewOutcome) -> list[str]:
+    """List what is not as it must be after a schedule of workers with several processes.
+
+    Besides, processes of a worker commit the same steps, but for the last one of a worker that has
+    ended; and a worker that nothing has struck ends well where enough of them are left.
+    """
+    diaries = list(outcome.diaries.values())
+    return [
+        *outcome.trouble,
+        *(f"process {diary.number}: {text}" for diary in diaries for text in diary.wrong),
+        *_find_other_rosters(outcome, diaries),
+        *_find_other_bits(diaries),
+        *_find_other_beginnings(diaries),
+        *_find_steps_back(diaries),
+        *_find_other_errors(diaries),
+        *_find_torn_workers(outcome, diaries),
+        *_find_lost_workers(outcome, diaries),
+    ]
+
+
+def _list_workers(diaries: list[CrewDiary]) -> dict[int, list[CrewDiary]]:
+    """List the processes of each worker that has come to the crew, by its id."""
+    found: dict[int, list[CrewDiary]] = {}
+    for diary in diaries:
+        if diary.id >= 0:
+            found.setdefault(diary.id, []).append(diary)
+    return found
+
+
+def _find_torn_workers(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    for identity, processes in _list_workers(diaries).items():
+        keys = [[key for key, _, _ in diary.commits] for diary in processes]
+        shortest, longest = min(keys, key=len), max(keys, key=len)
+        has_ended = any(diary.ending != "finished" for diary in processes)
+        differ = len(longest) - len(shortest)
+        if longest[: len(shortest)] != shortest or differ > has_ended:
+            yield f"processes of worker {identity} committed {keys}"
+        texts = [diary.error[1] for diary in processes if TORN in diary.error[1]]
+        struck = {fault.victim for fault, _ in outcome.fired} | {
+            fault.peer for fault, _ in outcome.fired if fault.kind == "cut"
+        }
+        if not {diary.number for diary in processes} & struck and any(
+            TORN in each for each in texts
+        ):
+            yield f"worker {identity}, which nothing has struck: {texts}"
+
+
+def _find_lost_workers(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    kinds = {fault.kind for fault, _ in outcome.fired}
+    if outcome.is_stuck and not _is_impaired(outcome) and not outcome.plan.is_beyond_limits:
+        yield f"no end: {[diary.number for diary in diaries if diary.ending == 'has no end']}"
+    if kinds - {"die", "leave", "abandon", "late", "stale", "stop"} or outcome.plan.is_slow:
+        return
+    struck, lanes = (
+        {fault.victim // outcome.plan.lanes for fault, _ in outcome.fired},
+        outcome.plan.lanes,
+    )
+    whole = [
+        [outcome.diaries[number * lanes + lane] for lane in range(lanes)]
+        for number in range(len(outcome.plan.starts_s))
+        if number not in struck
+    ]
+    if len(whole) < outcome.plan.min_workers:
+        return
+    for processes in whole:
+        if any(diary.ending != "finished" for diary in processes):
+            # One that came late may find that the others have ended.
+            endings = [(diary.number, diary.ending, *diary.error) for diary in processes]
+            if not any(OVER in diary.error[1] for diary in processes):
+                yield f"a worker that nothing has struck: {endings}"
 
 
 def _list_entries(diaries: list[CrewDiary]) -> dict[int, list[tuple[CrewDiary, Entry]]]:

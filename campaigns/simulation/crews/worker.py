@@ -127,6 +127,7 @@ class CrewWorker:
         diary: Is written.
         keep: Keeps an object until the schedule is over, so that none ends on another's task.
         on_step: Called with how many steps this worker has committed.
+        meet: Makes the group of this worker's processes; None where it is one.
     """
 
     def __init__(
@@ -139,7 +140,9 @@ class CrewWorker:
         diary: CrewDiary,
         keep: Callable[[object], None],
         on_step: Callable[[int], None],
+        meet: Callable[[], Any] = lambda: None,
     ) -> None:
+        self._meet = meet
         self._plan, self._kernel, self._machine = plan, kernel, machine
         self._injector, self._diary, self._keep = injector, diary, keep
         self._on_step = on_step
@@ -170,6 +173,7 @@ class CrewWorker:
         more = {key: value for key, value in named.items() if value is not None}
         crew = distlion.Crew(
             "store:29400",
+            member=self._meet_inside(),
             min_workers=plan.min_workers,
             secret="of the simulation",
             newcomers=plan.newcomers,  # type: ignore[arg-type]
@@ -204,6 +208,13 @@ class CrewWorker:
             except AbandonedError:
                 stack.pop_all()
                 raise
+
+    def _meet_inside(self) -> Any:
+        """Make the group of this worker's processes, of which one may be gone."""
+        try:
+            return self._meet()
+        except RuntimeError as error:
+            raise ScriptError from error
 
     def _train_in(self, crew: distlion.Crew) -> None:
         plan, diary, machine = self._plan, self._diary, self._machine
@@ -273,7 +284,7 @@ class CrewWorker:
         assert found is not None
         if self._n_formed == 0:
             self._watch(found)
-        own, held = find_said(found, epoch.place)
+        own, held = find_said(found, epoch.place) if self._plan.lanes == 1 else ({}, {})
         self._diary.entries.append(
             Entry(
                 epoch.number,
@@ -301,7 +312,8 @@ class CrewWorker:
 
     def _fill_gradients(self, step: int) -> None:
         plan = self._plan
-        chance = np.random.default_rng((plan.seed, self._crew.id, step + 1))
+        lane = (self._crew.lane,) if plan.lanes > 1 else ()
+        chance = np.random.default_rng((plan.seed, self._crew.id, step + 1, *lane))
         grads: list[tuple[Tensor, Tensor]] = []
         for index, param in enumerate(self._params):
             grad = torch.from_numpy(chance.standard_normal(param.numel(), np.float32))

@@ -133,8 +133,8 @@ def ask(
                 decide(company.there)
         time.sleep(_BEAT_S / 2 if is_alone else _POLL_S)
     found: dict[str, Any] = store.read(mine.answer, json.loads)
-    if not found:
-        raise CrewError(STRANGER)
+    if "refused" in found:
+        raise CrewError(found["refused"])
     return found
 
 
@@ -200,10 +200,28 @@ def list_ready(store: SignedStore, settings: int) -> list[Ask]:
 
 
 def answer(store: SignedStore, asks: Sequence[Ask], decision: dict[str, Any]) -> None:
-    """Tell these workers the next epoch; an empty decision refuses them as strangers."""
+    """Tell these workers the next epoch."""
     for each in asks:
         store.set(each.answer, json.dumps(decision))
     withdraw(store, asks)
+
+
+def refuse(store: SignedStore, asks: Sequence[Ask], own: Member) -> None:
+    """Refuse these workers as strangers, who do not suit this member."""
+    for each in asks:
+        why, here, there = STRANGER, own.processes, each.member.processes
+        if here != there:
+            why = (
+                f"each member of this crew has {name_processes(here)}, and this one "
+                f"{name_processes(there)}; expected as many. Start it with --nproc-per-node {here}"
+            )
+        store.set(each.answer, json.dumps({"refused": why}))
+    withdraw(store, asks)
+
+
+def name_processes(number: int) -> str:
+    """Name a number of processes."""
+    return f"{number} process" + ("" if number == 1 else "es")
 
 
 def withdraw(store: SignedStore, asks: Sequence[Ask]) -> None:

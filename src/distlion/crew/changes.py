@@ -72,8 +72,8 @@ class Changes:
         """
         if isinstance(error, (PeerLostError, StepTimeoutError)):
             reason = "silent" if isinstance(error, StepTimeoutError) else "connection closed"
-            for rank in error.culprits:
-                self._reasons[epoch.members[rank].id] = reason
+            for place in epoch.find_places(error.culprits):
+                self._reasons[epoch.members[place].id] = reason
 
     def note_epoch(self, epoch: Epoch, *, seconds: float) -> None:
         """Count an epoch, and log the members that left or came, with reasons."""

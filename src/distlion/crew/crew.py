@@ -8,15 +8,17 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.carried import Carried
 from distlion.crew.donor import REPLAY_STEPS, Donor
-from distlion.crew.epoch import Epoch, TooFewError, disconnect, listen
+from distlion.crew.epoch import Epoch, TooFewError, listen
+from distlion.crew.lanes import Lanes
 from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
@@ -27,6 +29,9 @@ from distlion.step.arguments import check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.wire.heartbeats import BEAT_S
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger("distlion")
 
@@ -42,14 +47,14 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion, *, silence_s: float) ->
         silence_s: Seconds without a heartbeat after which a member is silent.
     """
     heartbeats = listen(epoch, silence_s=silence_s)
-    ids, store = [member.id for member in epoch.members], epoch.store
-    store.set(f"finished/{ids[epoch.place]}", "")
-    left = list(range(len(ids)))
-    while left := [rank for rank in left if not store.check([f"finished/{ids[rank]}"])]:
+    names, store = epoch.names, epoch.store
+    store.set(f"finished/{names[epoch.rank]}", "")
+    left = list(range(len(names)))
+    while left := [rank for rank in left if not store.check([f"finished/{names[rank]}"])]:
         if optimizer.has_lost_somebody:
             return False
         for rank in heartbeats.find_silent(left):
-            logger.warning("worker %d is silent; the others end without it", ids[rank])
+            logger.warning("worker %s is silent; the others end without it", names[rank])
             return False
         time.sleep(0.05)
     return True
@@ -96,6 +101,9 @@ class Crew:
     Args:
         endpoint: "host:port" of a store that outlives workers: ``distlion crew --port 29400``. An
             IPv6 address stands in brackets: "[::1]:29400".
+        member: The processes of this member, which FSDP2 shards parameters over: a mesh of one dim,
+            or their process group. They enter and leave epochs together. All members have as many.
+            None: this process alone.
         min_workers: Fewest workers that train, 2 or more; fewer wait for others. With more than
             half of all workers, a network that splits cannot continue as two runs.
         max_workers: Most workers that train.
@@ -116,6 +124,7 @@ class Crew:
     Raises:
         InvalidArgumentError: A value is out of range.
         UnsupportedTypeError: The endpoint is not text.
+        ProcessGroupError: This process is not in the group of ``member``.
         CrewError: No store answers at the endpoint.
 
     Notes:
@@ -135,6 +144,7 @@ class Crew:
         self,
         endpoint: str,
         *,
+        member: dist.ProcessGroup | DeviceMesh | None = None,
         min_workers: int = 2,
         max_workers: int = MOST_WORKERS,
         run_id: str = "run",
@@ -167,6 +177,7 @@ class Crew:
                 endpoint,
                 SECRET_VARIABLE,
             )
+        lanes = None if member is None else Lanes(member)
         rendezvous = Rendezvous(
             endpoint,
             run_id=run_id,
@@ -182,6 +193,7 @@ class Crew:
                 newcomers=newcomers,
                 wait_timeout_s=wait_timeout_s,
                 silence_s=silence_s,
+                lanes=lanes,
             )
         except DistError as error:
             raise CrewError(f"the store at {endpoint} is gone ({error})") from error
@@ -203,8 +215,18 @@ class Crew:
 
     @property
     def rank(self) -> int:
-        """The place of this worker among the present members, which is its rank."""
+        """The place of this worker among the present members."""
         return self.epoch.place
+
+    @property
+    def lane(self) -> int:
+        """The number of this process in its member."""
+        return self._membership.lanes.lane
+
+    @property
+    def n_lanes(self) -> int:
+        """Number of processes of each member."""
+        return self._membership.lanes.number
 
     @property
     def size(self) -> int:
@@ -214,6 +236,8 @@ class Crew:
     @property
     def wants_change(self) -> bool:
         """True if somebody wants to join, so that the epoch has to end.
+
+        Only the first process of a member looks; it is False on the others.
 
         Raises:
             CrewError: The store is gone.
@@ -288,6 +312,11 @@ class Crew:
         """
         if self._optimizer is not None:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
+        if isinstance(self._membership.lanes, Lanes):
+            raise InvalidArgumentError(
+                "local_steps() cannot be used where members have several processes: the outer "
+                "state of shards would have to come and go with them; use crew.optimizer()"
+            )
         self.carry(**(carry or {}))
         optimizer = CrewLocalSteps(self._membership, inner, buffers=buffers, **options)
         self._begin(optimizer.point)
@@ -359,9 +388,10 @@ class Crew:
         membership.ended.set()
         if error is not None:
             membership.changes.say_goodbye(error)
+            membership.lanes.leave(name_error(error))
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is not None:
             optimizer.leave(None if error is None else name_error(error))
         elif self._optimizer is not None:  # freed, and the group of its epoch is not
-            disconnect(has_failed=False)
+            membership.lanes.disconnect(membership.lanes.alone, has_failed=False)
         membership.rendezvous.end()

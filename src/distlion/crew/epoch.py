@@ -44,6 +44,7 @@ class Member:
         settings: Digest of its parameters' kinds and of its settings.
         host: Its host, for logs.
         pid: Its process number there.
+        processes: Number of its processes, its lanes.
         donor: The member whose parameters and replies a newcomer has; None for none.
         follows: In an epoch, the donor's progress, if it is among the most advanced; else empty.
     """
@@ -55,6 +56,7 @@ class Member:
     host: str
     pid: int
     calls: int = 0
+    processes: int = 1
     donor: int | None = None
     follows: tuple[int, ...] = ()
 
@@ -111,9 +113,10 @@ class Epoch:
     Attributes:
         number: Its number, greater than all earlier ones.
         members: The members in the order of their ranks, the most advanced first.
-        place: This worker's rank.
+        place: This worker's place among them, its rank where each member is one process.
         store: This epoch's own part of the store.
-        guests: Ranks of the members that asked the others to be let in.
+        guests: Places of the members that asked the others to be let in.
+        lane: The number of this process in its member.
     """
 
     number: int
@@ -121,6 +124,33 @@ class Epoch:
     place: int
     store: SignedStore
     guests: tuple[int, ...] = ()
+    lane: int = 0
+
+    @property
+    def n_lanes(self) -> int:
+        """Number of processes of each member."""
+        return self.members[0].processes
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among all processes; those of a member follow each other."""
+        return self.place * self.n_lanes + self.lane
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all processes by rank: the member's id, and its lane if it has several."""
+        if self.n_lanes == 1:
+            return [str(member.id) for member in self.members]
+        return [f"{each.id}.{lane}" for each in self.members for lane in range(self.n_lanes)]
+
+    def find_places(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Find the places of the members that have processes of these ranks."""
+        return tuple(sorted({rank // self.n_lanes for rank in ranks}))
+
+    @property
+    def lane_store(self) -> SignedStore:
+        """The part of the epoch's store for the processes of this lane."""
+        return self.store if self.n_lanes == 1 else self.store.at(f"lane {self.lane}")
 
     @property
     def roster(self) -> Roster:
@@ -132,7 +162,8 @@ class Epoch:
         """Describe the members in one line."""
         names = ", ".join(map(str, self.members))
         where, size = f"epoch {self.number} at step {self.members[0].step}", len(self.members)
-        return f"{where}, {size} workers: {names}"
+        each = f" of {self.n_lanes} processes" if self.n_lanes > 1 else ""
+        return f"{where}, {size} workers{each}: {names}"
 
     @property
     def has_newcomers(self) -> bool:
@@ -198,7 +229,7 @@ class Epoch:
     @property
     def connect_timeout_s(self) -> float:
         """Seconds for each process group of the members."""
-        return CONNECT_S + CONNECT_S_EACH * len(self.members)
+        return CONNECT_S + CONNECT_S_EACH * len(self.members) * self.n_lanes
 
     @property
     def is_behind(self) -> bool:
@@ -233,7 +264,7 @@ def order_members(members: Sequence[Member]) -> list[Member]:
 
 def decline(epoch: Epoch) -> None:
     """Let the others form an epoch without this worker."""
-    own = epoch.members[epoch.place].id
+    own = epoch.names[epoch.rank]
     with suppress(DistError, CrewError):  # a store that is gone is noticed where it is needed
         epoch.store.compare_set(_MISSING, "", json.dumps([own]))
 
@@ -244,15 +275,15 @@ def call_roll(epoch: Epoch) -> None:
     Raises:
         MissingError: Some did not come in time, as found by the first member that timed out.
     """
-    store, ids = epoch.store, [member.id for member in epoch.members]
-    store.set(f"here/{ids[epoch.place]}", "")
-    keys, until_s = [f"here/{each}" for each in ids], time.monotonic() + QUICK_S
+    store, names = epoch.store, epoch.names
+    store.set(f"here/{names[epoch.rank]}", "")
+    keys, until_s = [f"here/{each}" for each in names], time.monotonic() + QUICK_S
     while not store.check(keys) and not store.check([_MISSING]) and time.monotonic() < until_s:
         time.sleep(_POLL_S)
-    missing = [each for each in ids if not store.check([f"here/{each}"])]
+    missing = [each for each in names if not store.check([f"here/{each}"])]
     found = json.loads(store.compare_set(_MISSING, "", json.dumps(missing)))
     if found:
-        raise MissingError([ids.index(each) for each in found])
+        raise MissingError([names.index(each) for each in found])
 
 
 def listen(epoch: Epoch, *, silence_s: float) -> Heartbeats:
@@ -262,7 +293,7 @@ def listen(epoch: Epoch, *, silence_s: float) -> Heartbeats:
         epoch: The epoch.
         silence_s: Seconds without a heartbeat after which a member is silent.
     """
-    return Heartbeats(epoch.store.plain, epoch.place, len(epoch.members), silence_s)
+    return Heartbeats(epoch.store.plain, epoch.rank, len(epoch.names), silence_s)
 
 
 def connect(epoch: Epoch, *, timeout_s: float, silence_s: float) -> dist.ProcessGroup:

@@ -35,6 +35,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._place: tuple[Any, int] | None = None
+        self._inside: tuple[Any, int] | None = None
         self._trainer = threading.current_thread()
         self._number = 0
 
@@ -47,6 +48,15 @@ class Pulse:
         """
         self._trainer, self._place = threading.current_thread(), (store, rank)
 
+    def begin_inside(self, store: Any, lane: int) -> None:
+        """Send heartbeats to the other processes of this member too, in and between epochs.
+
+        Args:
+            store: The store of the member, over the connection of the lifeline.
+            lane: The number of this process in it.
+        """
+        self._inside = store, lane
+
     def rest(self) -> None:
         """Send none, as this worker has left its epoch."""
         self._place = None
@@ -58,10 +68,10 @@ class Pulse:
 
     def send(self) -> None:
         """Send one, if this worker is in an epoch and trains."""
-        place = self._place
-        if place is not None and self.is_led:
-            self._number += 1
-            beat(*place, self._number)
+        for place in (self._place, self._inside):
+            if place is not None and self.is_led:
+                self._number += 1
+                beat(*place, self._number)
 
 
 class Lifeline:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import answer, list_asks, withdraw
+from distlion.crew.admission import list_asks, refuse, withdraw
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import Epoch
 from distlion.crew.offers import Announcements
@@ -31,14 +31,15 @@ class Lookout:
     Args:
         rendezvous: The rendezvous, for its store.
         identity: The number of this worker.
+        leads: Whether this process speaks for its member, and lets others in.
 
     Attributes:
         ended: Event that ends the thread.
         donor: What workers that announce themselves are answered by; None for nothing.
     """
 
-    def __init__(self, rendezvous: Rendezvous, identity: int) -> None:
-        self._rendezvous, self._id = rendezvous, identity
+    def __init__(self, rendezvous: Rendezvous, identity: int, *, leads: bool = True) -> None:
+        self._rendezvous, self._id, self._leads = rendezvous, identity, leads
         self._epoch: Epoch | None = None
         self._longest_operation_s, self._users_operation_s = 0.0, 0.0
         self._n_looks = 0
@@ -108,17 +109,19 @@ class Lookout:
             epoch = self._epoch
             self._n_looks += 1
             with suppress(DistError):  # a store that is gone is noticed where it is needed
-                if self._has_trained:
+                if self._has_trained and self._leads:
                     self._rendezvous.say_alive(f"{self._id} {self._n_looks}")
             if epoch is not None:
                 self._look(epoch)
 
     def _look(self, epoch: Epoch) -> None:
+        is_left_behind = is_asked = False
         try:
-            is_left_behind = self._rendezvous.find_last_begun() > epoch.number
-            with self._looking:
-                is_asked = self._look_for_asks(epoch)
-                self._answer_announcements(epoch)
+            if self._leads:
+                is_left_behind = self._rendezvous.find_last_begun() > epoch.number
+                with self._looking:
+                    is_asked = self._look_for_asks(epoch)
+                    self._answer_announcements(epoch)
         except CrewError as error:  # a stranger writes to the store
             self._trouble = error
             return
@@ -142,7 +145,7 @@ class Lookout:
         """
         store, own, now_s = self._rendezvous.store, epoch.members[epoch.place], time.monotonic()
         asks = list_asks(store)
-        answer(store, [ask for ask in asks if ask.member.settings != own.settings], {})
+        refuse(store, [ask for ask in asks if ask.member.settings != own.settings], own)
         alike = [ask for ask in asks if ask.member.settings == own.settings]
         before, self._heard = self._heard, {}
         for ask in alike:

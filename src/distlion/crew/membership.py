@@ -12,21 +12,24 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import Ask, answer, ask, list_ready
+from distlion.crew.admission import Ask, answer, ask, list_ready, refuse
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
 from distlion.crew.donor import Donor
-from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, order_members, take_id
+from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, order_members
+from distlion.crew.lanes import Lanes, OneLane
 from distlion.crew.lookout import Lookout
 from distlion.crew.store import Rendezvous, name_epoch
 from distlion.errors import CrewError
@@ -111,9 +114,11 @@ class Membership:
         newcomers: A newcomer's first momentum.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
         silence_s: Seconds without a heartbeat after which a member is given up.
+        lanes: The processes of this member; None for this one alone.
 
     Attributes:
         rendezvous, min_workers, newcomers, silence_s: The arguments.
+        lanes: The processes of this member, one or several.
         id: The number of this worker, unique in the run.
         carried: The objects that newcomers take the state of.
         changes: The changes of members so far.
@@ -132,17 +137,19 @@ class Membership:
         newcomers: Newcomers,
         wait_timeout_s: float,
         silence_s: float,
+        lanes: Lanes | None = None,
     ) -> None:
         self.rendezvous, self.min_workers = rendezvous, min_workers
         self.silence_s = silence_s
         self.newcomers: Newcomers = newcomers
-        self.id = take_id(rendezvous.store)
+        self.lanes = lanes or OneLane()
+        self.id = self.lanes.begin(rendezvous, silence_s=silence_s)
         self.carried, self.changes = CarriedState(), Changes()
-        self.patience = Patience(wait_timeout_s)
+        self.patience = Patience(wait_timeout_s if self.lanes.leads else math.inf)
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
         self._others_until_s = 0.0
-        self._lookout = Lookout(rendezvous, self.id)
+        self._lookout = Lookout(rendezvous, self.id, leads=self.lanes.leads)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
 
@@ -188,7 +195,8 @@ class Membership:
             calls: Number of its local steps; 0 where every step is a vote.
             settings: Digest of the settings that must be equal on all.
         """
-        return Member(self.id, epoch, step, settings, os.uname().nodename, os.getpid(), calls)
+        host, pid, processes = os.uname().nodename, os.getpid(), self.lanes.number
+        return Member(self.id, epoch, step, settings, host, pid, calls, processes)
 
     def find_next(
         self,
@@ -202,7 +210,7 @@ class Membership:
 
         Args:
             own: This worker.
-            lost: Ranks, in the epoch found last, of workers known to be lost.
+            lost: Places, in the epoch found last, of workers known to be lost.
             patience_s: Seconds within which the others follow this worker.
             is_ready: Function that returns whether this worker may be let in now.
 
@@ -210,6 +218,22 @@ class Membership:
             CrewError: The store is gone, or the others train with other settings than this worker.
             TooFewError: Nobody trains, and too few came in time.
         """
+        found = self.lanes.find(
+            own,
+            lambda: self._find_next(own, lost, patience_s=patience_s, is_ready=is_ready),
+            read=lambda decision: read_decision(self.rendezvous, decision, own),
+            check=self.patience.check,
+        )
+        return replace(found, lane=self.lanes.lane) if self.lanes.lane else found
+
+    def _find_next(
+        self,
+        own: Member,
+        lost: Collection[int],
+        *,
+        patience_s: float,
+        is_ready: Callable[[], bool],
+    ) -> Epoch:
         before, self._previous, found = self._previous, None, None
         # Members that fail twice may reach the store but not each other, and then need others.
         is_over = self._lookout.pause() or self.patience.failures > 1
@@ -273,7 +297,7 @@ class Membership:
             longest_operation_s=settings.timeouts.group_s,
             users_operation_s=settings.timeouts.connect_s,
         )
-        if epoch.place == 0:
+        if epoch.rank == 0:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
                 self.rendezvous.note_begun(epoch.number)
             self.rendezvous.publish(epoch.describe())
@@ -285,6 +309,8 @@ class Membership:
         second failure on, one of them stays away for a while, longer each time. Nobody knows which
         worker is unreachable, so they take turns, which the store counts.
         """
+        if not self.lanes.leads:
+            return
         ids, store = sorted(member.id for member in epoch.members), self.rendezvous.store
         self.patience.failures += 1
         seconds = self.patience.find_pause_s()
@@ -313,8 +339,13 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
     first = max((each.member for each in asks), key=lambda member: member.progress)
     if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
         return
-    alike = [each for each in asks if not first.epoch or each.member.settings == first.settings]
-    answer(rendezvous.store, [each for each in asks if each not in alike], {})
+    alike = [
+        each
+        for each in asks
+        if each.member.processes == first.processes
+        and (not first.epoch or each.member.settings == first.settings)
+    ]
+    refuse(rendezvous.store, [each for each in asks if each not in alike], first)
     if len(alike) >= min_workers:
         advanced = sorted(alike, key=lambda each: each.member.progress, reverse=True)
         chosen = advanced[: rendezvous.count_places(0)]

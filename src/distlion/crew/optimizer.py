@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,10 @@ from distlion.crew.carried import describe_groups, take_groups
 from distlion.crew.catch_up import Newcomer, find_refusal
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.donor import Donor
-from distlion.crew.epoch import (
-    QUICK_S,
-    Epoch,
-    FormingError,
-    MissingError,
-    call_roll,
-    connect,
-    disconnect,
-)
+from distlion.crew.epoch import QUICK_S, Epoch, FormingError, MissingError, call_roll
+from distlion.crew.lane_shards import LaneSharding, check_lane_options, open_lanes
+from distlion.crew.lanes import Lanes
+from distlion.crew.local_side import LocalSide
 from distlion.crew.membership import Membership
 from distlion.crew.replies import Replica
 from distlion.errors import (
@@ -46,6 +41,7 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.failures import Status
+from distlion.optim.arguments import name_tensors
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.optim.saved_groups import WORKER_KEY
 from distlion.peers.ownership import MomentumOwnership, name_worker
@@ -57,10 +53,7 @@ from distlion.step.arguments import check_record
 from distlion.step.inputs import StepInputs
 from distlion.step.newcomers import begin_momentum
 from distlion.step.nodes import NodePieces
-from distlion.step.param import is_dtensor
-from distlion.step.ranks import Ranks
-from distlion.step.settings import Settings
-from distlion.step.shard_pieces import ShardPieces
+from distlion.step.param import is_dtensor, local_tensor
 from distlion.step.timeouts import Timeouts
 from distlion.wire.verdict import with_error
 from distlion.wire.watch import watch_peers
@@ -69,46 +62,14 @@ logger = logging.getLogger("distlion")
 
 REFUSED = {
     "process_group": "the crew makes a process group for each epoch",
-    "nodes": "a node would have to leave and join as a whole",
+    "nodes": "a node comes and goes as a whole, as a member of several processes: pass "
+    "Crew(member=...) in its place",
     "momentum_sync": "the momenta that are averaged would change with the members",
 }
 FORMING_S = 30.0
 """``Timeouts.init_s`` of a crew: for each collective that forms an epoch, and so for the wait for a
 silent member."""
 _LOST = (PeerLostError, StepTimeoutError)
-
-
-class LocalSide(Protocol):
-    """The part of a member's local steps that a crew carries from member to member."""
-
-    @property
-    def n_calls(self) -> int:
-        """Number of this worker's local steps."""
-        ...
-
-    def list_buffers(self) -> list[Tensor]:
-        """List the tensors that a lagging worker takes from the first one."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Return the state, apart from tensors, that the first worker gives lagging workers."""
-        ...
-
-    def check_given(self, given: Mapping[str, Any]) -> None:
-        """Refuse a description that does not fit; nothing was taken."""
-        ...
-
-    def take(self, epoch: Epoch, given: Mapping[str, Any]) -> None:
-        """Keep the state that a lagging worker was given; tensors are in place."""
-        ...
-
-    def take_donor_groups(self) -> None:
-        """Restore the hyperparameters that this worker was given when it joined."""
-        ...
-
-    def catch_up(self) -> None:
-        """Join the others' current call, if this worker came in the middle of one."""
-        ...
 
 
 class CrewLion(DistributedLion):
@@ -125,8 +86,10 @@ class CrewLion(DistributedLion):
 
     Raises:
         InvalidArgumentError: A crew cannot have this option.
-        UnsupportedTypeError: Parameters are DTensors.
+        UnsupportedTypeError: Parameters are DTensors, and this member is one process.
     """
+
+    _sharding: LaneSharding | None = None
 
     def __init__(
         self,
@@ -141,10 +104,13 @@ class CrewLion(DistributedLion):
         for name, reason in REFUSED.items():
             if options.get(name) is not None:
                 raise InvalidArgumentError(f"{name}= cannot be used in a crew: {reason}")
-        if dist.is_initialized():
+        lanes = membership.lanes
+        if isinstance(lanes, Lanes):
+            check_lane_options(options)
+        elif dist.is_initialized():
             raise InvalidArgumentError(
                 "there is a process group, and the crew makes one for each epoch; leave "
-                "init_process_group() out"
+                "init_process_group() out, or pass Crew(member=...) if its processes are one member"
             )
         check_record("timeouts", timeouts, Timeouts)
         if timeouts.init_s is None:
@@ -154,14 +120,18 @@ class CrewLion(DistributedLion):
         self._newcomer: Newcomer | None = None
         self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, timeouts=timeouts, **options)
-        if any(is_dtensor(param) for param in self._all_params()):
+        if self._sharding is None and any(is_dtensor(param) for param in self._all_params()):
             raise UnsupportedTypeError(
-                "the parameters are DTensors; in a crew each worker holds whole parameters"
+                "the parameters are DTensors, and this member is one process, which holds whole "
+                "parameters; pass Crew(member=mesh) for a member of several"
             )
         rules = [group["aggregation"] for group in self.param_groups]
         refusal = find_refusal(membership.newcomers, rules, has_local_steps=local is not None)
         donors = [stage for stage in self._own_stages if isinstance(stage, Donor)]
-        self._newcomer = Newcomer(membership.rendezvous, refusal, self)
+        if isinstance(lanes, Lanes):
+            refusal = refusal or f"its members have {lanes.number} processes each"
+        if lanes.leads:
+            self._newcomer = Newcomer(membership.rendezvous, refusal, self)
         self._donor = donors[0] if donors else None
         if self._donor is not None:
             self._donor.bind(self, refusal)
@@ -175,12 +145,14 @@ class CrewLion(DistributedLion):
         """Make the replica of the parameters that a newcomer writes while it catches up."""
         return Replica(self._all_params(), self._list_trainable())
 
-    @staticmethod
-    def _open(
-        params: Mapping[str, Tensor], process_group: dist.ProcessGroup | None, settings: Settings
-    ) -> tuple[Session, NodePieces | ShardPieces]:
+    def _begin(self, params: list[Any], process_group: dist.ProcessGroup | None) -> dict[str, Any]:
         """Begin alone; ``form`` connects this worker with the others."""
-        return Session(Ranks.alone(), settings, None), NodePieces(1, 0)
+        begun: dict[str, Any] = {"pieces": NodePieces(1, 0), "worker": None}
+        lanes = self._membership.lanes
+        if isinstance(lanes, Lanes):
+            self._sharding, begun["pieces"] = open_lanes(lanes, name_tensors(params))
+        self._session = Session(lanes.alone, self._settings, None)
+        return begun
 
     @property
     def patience_s(self) -> float:
@@ -248,9 +220,11 @@ class CrewLion(DistributedLion):
 
     def _form_after(self, error: BaseException | None) -> None:
         """Form the next epoch after the error that ended this one; None if there was none."""
+        lost: tuple[int, ...] = ()
         if error is not None:
+            lost = self._find_lost(error, self._membership.epoch)
             self._membership.changes.note_loss(error, self._membership.epoch)
-        self.form(_find_lost(error), patience_s=self.patience_s)
+        self.form(lost, patience_s=self.patience_s)
 
     def _gather_inputs(self) -> StepInputs:
         """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
@@ -277,7 +251,7 @@ class CrewLion(DistributedLion):
         """Form the next epoch; all members must call it.
 
         Args:
-            lost: Ranks in the present epoch that all others found to be gone.
+            lost: Places in the present epoch of members that all others found to be gone.
             patience_s: Seconds within which the others follow this worker.
 
         Raises:
@@ -310,10 +284,10 @@ class CrewLion(DistributedLion):
             except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
                 # The search for the next epoch finds out if the store is gone.
                 membership.patience.check(error)
-                lost, patience_s = _find_lost(error), QUICK_S
+                lost, patience_s = (), QUICK_S
                 if epoch is not None:
                     # If nobody is known to be gone, newcomers may be the reason for the failure.
-                    lost = lost or epoch.guests
+                    lost = self._find_lost(error, epoch) or epoch.guests
                     logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
                     membership.changes.note_loss(error, epoch)
                     membership.sit_out(epoch)
@@ -323,8 +297,10 @@ class CrewLion(DistributedLion):
                 continue
             except StepError as error:
                 # A worker that joins has a fault that only the handshake finds.
-                blamed = () if epoch is None else epoch.find_misfits(error.culprits)
-                if epoch is None or not blamed or epoch.place in blamed:
+                if epoch is None:
+                    raise
+                blamed = epoch.find_misfits(epoch.find_places(error.culprits))
+                if not blamed or epoch.place in blamed:
                     raise
                 logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)
                 lost, patience_s = blamed, QUICK_S
@@ -370,7 +346,7 @@ class CrewLion(DistributedLion):
         Raises:
             ReplicaMismatchError: Replicas are not repaired, or no majority is known.
         """
-        followers = () if epoch is None else epoch.find_misled(error.culprits)
+        followers = () if epoch is None else epoch.find_misled(epoch.find_places(error.culprits))
         if epoch is not None and followers:
             logger.warning("%s; newcomers there catch up once more", error)
             if epoch.is_follower and self._newcomer is not None:
@@ -397,6 +373,7 @@ class CrewLion(DistributedLion):
         """List lines, beside those of any optimizer, that must be equal on all members."""
         return [
             f"newcomers: {self._membership.newcomers}",
+            f"processes of a member: {self._membership.lanes.number}",
             *(
                 f"rule of group {number}: {group['aggregation']!r}"
                 for number, group in enumerate(self.param_groups)
@@ -410,29 +387,33 @@ class CrewLion(DistributedLion):
     def _let_go(self) -> None:
         """Drop the connections of the present epoch."""
         before = self._session
-        self._session = Session(Ranks.alone(), self._settings, None, earlier=before)
-        self._membership.rendezvous.end_beating()
-        disconnect(has_failed=before.lifecycle.is_dead)
+        membership = self._membership
+        self._session = Session(membership.lanes.alone, self._settings, None, earlier=before)
+        membership.rendezvous.end_beating()
+        membership.lanes.disconnect(before.ranks, has_failed=before.lifecycle.is_dead)
 
     @torch.no_grad()
     def _enter(self, epoch: Epoch) -> None:
         """Become a member of an epoch: take its hyperparameters, then its parameters."""
-        self._membership.rendezvous.begin_beating(epoch.number, epoch.place)
+        membership, store = self._membership, epoch.lane_store
+        membership.rendezvous.begin_beating(epoch.number, epoch.rank)
         call_roll(epoch)
         limit_s = self._settings.timeouts.start_s
-        workers = connect(epoch, timeout_s=limit_s, silence_s=self._membership.silence_s)
-        limit_s = epoch.connect_timeout_s
-        ranks = replace(Ranks.of(workers), members=epoch.roster, connect_timeout_s=limit_s)
-        self._session = Session(ranks, self._settings, None, earlier=self._session)
+        ranks = membership.lanes.connect(epoch, timeout_s=limit_s, silence_s=membership.silence_s)
+        ranks = replace(
+            ranks,
+            members=epoch.roster,
+            connect_timeout_s=epoch.connect_timeout_s,
+            is_sharded=self._sharding is not None,
+        )
+        sharding = None if self._sharding is None else self._sharding.among(ranks)
+        self._session = Session(ranks, self._settings, sharding, earlier=self._session)
         self._fire_forming("connect")
         gives, given = epoch.place == 0 and epoch.gives_state, {}
         if gives:
-            carried.give(epoch.store, self._describe_state())
+            carried.give(store, self._describe_state())
         if epoch.takes_state:
-            limit_s = self._settings.timeouts.start_s
-            given = carried.take(
-                epoch.store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody
-            )
+            given = carried.take(store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody)
         kept = [{**group} for group in self.param_groups]
         try:
             if epoch.takes_state:
@@ -457,7 +438,7 @@ class CrewLion(DistributedLion):
         self._whole_epoch = epoch.number
         if gives:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
-                carried.clear(epoch.store)
+                carried.clear(store)
 
     def _take_part(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
         """Meet the others; return pairs of a tensor to overwrite and its new values."""
@@ -466,7 +447,7 @@ class CrewLion(DistributedLion):
             group[WORKER_KEY] = name_worker(session)
         self._fixed.note(self.param_groups)
         names = self._param_names()
-        own = [param.detach() for param in names]
+        own = [local_tensor(param).detach() for param in names]
         # Late messages of an epoch that was given up must not reach parameters.
         new = [param.clone() for param in own] if epoch.takes_parameters else own
         trained = self._list_trainable()
@@ -482,6 +463,7 @@ class CrewLion(DistributedLion):
             taken += self._fetch_buffers(epoch)
         if epoch.has_newcomers and epoch.members[0].epoch and self._membership.newcomers != "zeros":
             taken += self._fetch_momenta(epoch)
+        session.meetings.agree_inside(step=step)
         return taken
 
     def _fetch_buffers(self, epoch: Epoch) -> list[tuple[Tensor, Tensor]]:
@@ -533,7 +515,7 @@ class CrewLion(DistributedLion):
 
     def _broadcast(self, tensor: Tensor, *, source: int) -> Tensor:
         """Return the tensor of a member, of the same shape and dtype."""
-        link = self._session.connections.link_all(self._settings.timeouts.start_s)
+        link = self._session.connections.link_lane(self._settings.timeouts.start_s)
         row = tensor.detach().clone().to(link.wire_device).contiguous()
         broadcast_tensor(link, row, step=self.committed_step, source=source)
         return row.to(tensor.device)
@@ -549,10 +531,14 @@ class CrewLion(DistributedLion):
         take_groups(self.param_groups, groups)
         self._known_step = self.committed_step
 
+    def _find_lost(self, error: BaseException, epoch: Epoch) -> tuple[int, ...]:
+        """Return the places of members that all others know to be gone.
 
-def _find_lost(error: BaseException | None) -> tuple[int, ...]:
-    """Return the ranks that all others know to be gone.
+        Only the receiver of damaged bytes may know of them, so these name nobody here.
 
-    Only the receiver of damaged bytes may know of them, so these name nobody here.
-    """
-    return error.culprits if isinstance(error, (MissingError, *_LOST)) else ()
+        Raises:
+            CrewError: A process of this member is gone.
+        """
+        if not isinstance(error, (MissingError, *_LOST)):
+            return ()
+        return self._membership.lanes.find_lost(error.culprits, epoch)

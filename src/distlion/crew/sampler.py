@@ -22,7 +22,7 @@ class CrewSampler:
     Args:
         crew: The members.
         n_examples: Examples in all.
-        batch_size: Examples of each worker in a step.
+        batch_size: Examples of each worker in a step; of each process, if a worker has several.
         seed: Seed of the order.
         name: Unique name by which the crew carries the sampler.
 
@@ -40,12 +40,13 @@ class CrewSampler:
 
     def take(self) -> list[int]:
         """Return the numbers of this worker's examples for the next step."""
-        first = self.cursor + self._crew.rank * self._batch_size
+        place = self._crew.rank * self._crew.n_lanes + self._crew.lane
+        first = self.cursor + place * self._batch_size
         return [self._find(first + offset) for offset in range(self._batch_size)]
 
     def advance(self) -> None:
         """Note that a step was committed, or skipped by all."""
-        self.cursor += self._crew.size * self._batch_size
+        self.cursor += self._crew.size * self._crew.n_lanes * self._batch_size
 
     def _find(self, position: int) -> int:
         time_through, place = divmod(position, self._n_examples)

@@ -194,6 +194,11 @@ def name_epoch(number: int) -> str:
     return f"epoch {number}"
 
 
+def name_member(identity: int) -> str:
+    """Return the prefix of the keys that the processes of a member share, within those of a run."""
+    return f"member {identity}"
+
+
 class Rendezvous:
     """A worker's end of the rendezvous of a crew.
 
@@ -209,6 +214,7 @@ class Rendezvous:
         address: Host and port of the store.
         store: The keys of this run.
         few: Text of the error where too few workers came.
+        name: The run and its endpoint, in words.
 
     Raises:
         InvalidArgumentError, UnsupportedTypeError: The endpoint is not of this form.
@@ -226,6 +232,7 @@ class Rendezvous:
         store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._endpoint, self._run_id = endpoint, run_id
+        self.name = f"{run_id!r} at {endpoint}"
         self.address, self._store_timeout_s = parse_endpoint(endpoint), store_timeout_s
         self._max_workers = max_workers
         self._await_store()
@@ -317,6 +324,20 @@ class Rendezvous:
             place: This worker's place among its members.
         """
         self._lifeline.pulse.begin(self._beating.at(name_epoch(epoch)).plain, place)
+
+    def begin_beating_inside(self, member: int, lane: int) -> SignedStore:
+        """Show the other processes of a member from now on that this one runs.
+
+        Args:
+            member: The member's id.
+            lane: The number of this process in it.
+
+        Returns:
+            The part of the store for these processes.
+        """
+        part = name_member(member)
+        self._lifeline.pulse.begin_inside(self._beating.at(part).plain, lane)
+        return self.store.at(part)
 
     def end_beating(self) -> None:
         """Show no member that this worker runs, as it has left its epoch."""

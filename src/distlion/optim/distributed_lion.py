@@ -232,8 +232,7 @@ class DistributedLion(VotingBase):
         """Encode and exchange every bucket; then commit all of them, or none."""
         session, (inputs, buckets) = self._session, self._cast_votes()
         step, verdict = inputs.header.step, judge(buckets)
-        if session.sharding is not None:
-            verdict = session.meetings.share_verdict(verdict, inputs.header)
+        verdict = session.meetings.share_verdict(verdict, inputs.header)
         if session.stages and verdict.status is Status.OK:
             verdict = run_exchanges(session.stages, buckets, inputs.header)
         session.meter.count_step(session.n_elements)
@@ -241,6 +240,8 @@ class DistributedLion(VotingBase):
             return session.abandon(verdict, self.param_groups, inputs)
         if self._settings.replicas.check_every is not None and not session.replicas.are_compared:
             session.compare_replicas(step=step)  # weights may have been loaded after construction
+            if session.ranks.come_and_go:  # of a member's processes all commit, or none
+                session.meetings.share_verdict(verdict, inputs.header)
         if faults.armed:
             self._fire("before_commit", step)
         check_unchanged(buckets, rank=inputs.rank, step=step)

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
-from distlion.wire.gloo import Gloo
 from distlion.wire.groups import carries_host_memory, own_group
+from distlion.wire.tcp import choose_wire, link_over
 from distlion.wire.transport import Transport
 
 
@@ -22,10 +22,17 @@ class Connections:
         ranks: All ranks of the optimizer, two or more.
         settings: The optimizer's settings.
         name: Name of the optimizer, unique on the process group.
+
+    Attributes:
+        wire: How its groups are connected.
+
+    Raises:
+        InvalidArgumentError: ``DISTLION_WIRE`` names no transport.
     """
 
     def __init__(self, ranks: Ranks, settings: Settings, *, name: str) -> None:
         self._ranks, self._settings, self._name = ranks, settings, name
+        self.wire = choose_wire()
         self._everybody = ranks.process_group
         self._inside: dist.ProcessGroup | None = None
         self._between: dist.ProcessGroup | None = None
@@ -71,11 +78,19 @@ class Connections:
         """Return a link between the ranks of this worker; None for a worker of one rank."""
         if self._inside is None:
             return None
-        return self._link(self._inside, timeout_s, self._ranks.inside)
+        return self._link(
+            self._inside, timeout_s, self._ranks.inside, are_one=self._ranks.are_members
+        )
 
     def link_replicas(self, timeout_s: float) -> Transport:
         """Return a link between the ranks that hold the same parameters, or the same shards."""
         return self.link_voters(timeout_s) if self._ranks.is_sharded else self.link_all(timeout_s)
+
+    def link_lane(self, timeout_s: float) -> Transport:
+        """Return a link for copies: as for replicas, or of a crew's members only for this lane."""
+        if self._ranks.come_and_go:
+            return self.link_voters(timeout_s)
+        return self.link_replicas(timeout_s)
 
     @property
     def has_checkpoints(self) -> bool:
@@ -103,7 +118,7 @@ class Connections:
         assert self._for_checkpoints is not None  # they are connected
         timeout_s = self._settings.timeouts.connect_s
         if in_background:
-            return Gloo(self._for_checkpoints, timeout_s=timeout_s)
+            return link_over(self._for_checkpoints, timeout_s=timeout_s)
         return self._link(self._for_checkpoints, timeout_s)
 
     def _link(
@@ -113,17 +128,19 @@ class Connections:
         ranks: tuple[int, ...] | None = None,
         *,
         shares: bool = False,
+        are_one: bool = False,
     ) -> Transport:
         # The workers' own group, before there are others, has a shorter limit in a crew.
         is_own = group is not self._ranks.process_group
         busy_s = self._settings.timeouts.busy_s if is_own else None
-        return Gloo(
+        return link_over(
             group,
             timeout_s=timeout_s,
             busy_timeout_s=busy_s,
             ranks=ranks,
             watch=self._ranks.watch,
             shares=shares,
+            are_one=are_one,
         )
 
     def _make(self, what: str, ranks: tuple[int, ...] | None = None) -> dist.ProcessGroup:
@@ -141,4 +158,5 @@ class Connections:
             timeout_s=settings.timeouts.group_s,
             connect_timeout_s=self._ranks.connect_timeout_s or settings.timeouts.connect_s,
             ranks=ranks,
+            wire=self.wire,
         )

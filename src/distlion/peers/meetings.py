@@ -15,7 +15,7 @@ from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.wire.ask import ask_texts, find_difference, find_problem, name_holders
-from distlion.wire.frame import Header
+from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.node_frames import share_verdict
 from distlion.wire.transport import Transport
 from distlion.wire.verdict import Verdict, minority
@@ -116,7 +116,7 @@ class Meetings:
         raise error from problem
 
     def share_verdict(self, verdict: Verdict, header: Header) -> Verdict:
-        """Share a verdict among the ranks that hold this worker's shards.
+        """Share a verdict among the ranks that hold this worker's shards, or are a crew's member.
 
         A step is one transaction over all shards: an error on one of them prevents the commit of
         all.
@@ -125,10 +125,24 @@ class Meetings:
             verdict: The verdict on this rank's shards.
             header: The step's header, without an error.
         """
-        inside = self._routing.inside
-        if inside is None or not self._ranks.is_sharded:
+        inside, ranks = self._routing.inside, self._ranks
+        if inside is None or not (ranks.is_sharded or ranks.come_and_go):
             return verdict
-        return share_verdict(inside, verdict, header, n_voters=self._ranks.roster.n_voters)
+        # In a node, replies have told each rank what the others know of their peers.
+        n_known = ranks.roster.n_voters if ranks.is_sharded else ranks.n_ranks
+        return share_verdict(inside, verdict, header, n_voters=n_known)
+
+    def agree_inside(self, *, step: int) -> None:
+        """Wait until all processes of this member of a crew are here; else none goes on.
+
+        Args:
+            step: The step that errors name.
+
+        Raises:
+            PeerLostError, StepTimeoutError: One of them is lost, or gave up before.
+        """
+        header = Header(ChunkKind.VOTE, step, 0, 0, 0, epoch=self._ranks.roster.epoch)
+        self.share_verdict(Verdict(Status.OK), header)
 
     def fail(
         self,

@@ -60,7 +60,7 @@ class ReplicatedParams:
         self, ranks: Ranks, settings: Settings, connections: Connections, routing: Routing
     ) -> None:
         self._connections, self._routing = connections, routing
-        self._settings, self._is_sharded = settings, ranks.is_sharded
+        self._settings, self._is_sharded = settings, ranks.is_sharded or ranks.come_and_go
         self._is_alone, self._first_step = ranks.is_alone, 0
         self.are_compared = self.were_repaired = False
         self.due_step: float = math.inf
@@ -80,7 +80,7 @@ class ReplicatedParams:
         """
         if self._is_alone:
             return
-        timeout_s, link_of = self._settings.timeouts.start_s, self._connections.link_replicas
+        timeout_s, link_of = self._settings.timeouts.start_s, self._connections.link_lane
         with self._as_one(timeout_s, step=step):
             compare_order(link_of(timeout_s), params, step=step)
         self.are_compared = False
@@ -98,7 +98,13 @@ class ReplicatedParams:
             ReplicaMismatchError: They do not.
             CorruptFrameError: A rank received damaged values.
         """
-        link = self._connections.link_replicas(self._settings.timeouts.start_s)
+        with self._as_one(self._settings.timeouts.start_s, step=step):
+            self._catch_up(params, alike, step=step)
+        self._set_due(step)
+        self.are_compared = True
+
+    def _catch_up(self, params: Mapping[Tensor, str], alike: Sequence[int], *, step: int) -> None:
+        link = self._connections.link_lane(self._settings.timeouts.start_s)
         tensors, names = list(params), list(params.values())
         everybody = _gather_digests(link, digest_tensors(tensors), step=step)
         _raise_differing(link, names, everybody, alike, step=step)
@@ -116,8 +122,6 @@ class ReplicatedParams:
                     rank=link.ranks[link.rank],
                     step=step,
                 )
-        self._set_due(step)
-        self.are_compared = True
 
     def _set_due(self, step: int) -> None:
         """Set the next step to compare at; set-up code that runs late does harm in the first ones.

@@ -173,6 +173,7 @@ class Session:
         lines = [
             f"distlion version: {version('distlion')}",
             f"protocol version: {PROTOCOL_VERSION}",
+            f"wire: {self.connections.wire}",
             f"optimizer: number {self.lifecycle.number} of its process group",
             f"world size: {self.ranks.n_ranks}",
             f"node size: {self.ranks.node_size}",

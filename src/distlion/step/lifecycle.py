@@ -109,7 +109,7 @@ class Lifecycle:
     def _check_group(self) -> None:
         ready = dist.is_available() and dist.is_initialized()
         if self._ranks.process_group is None:
-            if ready:
+            if ready and not self._ranks.has_own_groups:
                 raise ProcessGroupError(
                     "a process group appeared after this optimizer was made for one worker; call "
                     "init_process_group before DistributedLion"

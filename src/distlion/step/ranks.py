@@ -32,6 +32,8 @@ class Ranks:
         members: The roster of the voters, in a crew and with weights; None: workers are numbered by
             rank, and each vote counts once.
         connect_timeout_s: Seconds to make further groups; None: as long as for operations.
+        has_own_groups: Whether torch's groups of this process are none of the optimizer's business,
+            as in a crew's member of several processes, which has one inside.
     """
 
     process_group: dist.ProcessGroup | None
@@ -42,6 +44,7 @@ class Ranks:
     is_sharded: bool = False
     members: Roster | None = None
     connect_timeout_s: float | None = None
+    has_own_groups: bool = False
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup | None) -> Ranks:
@@ -82,6 +85,14 @@ class Ranks:
     def are_members(self) -> bool:
         """True if they are the members of an epoch of a crew: the next epoch may have others."""
         return self.members is not None and self.members.epoch > 0
+
+    @cached_property
+    def come_and_go(self) -> bool:
+        """True if the ranks of a worker are a member of a crew, which acts and is lost as a whole.
+
+        Then lane i of a member takes from lane i of another one.
+        """
+        return self.are_members and len(self.inside) > 1
 
     @property
     def node_size(self) -> int:

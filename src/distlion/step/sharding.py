@@ -53,7 +53,7 @@ class Sharding:
             UnsupportedTypeError: One is a plain tensor.
             InvalidArgumentError: One lies on another mesh, or is cut over the voters.
         """
-        _check_kinds(params)
+        check_kinds(params)
         for name, param in params.items():
             if param.device_mesh not in self.voter_dims:  # type: ignore[attr-defined]
                 raise InvalidArgumentError(
@@ -94,7 +94,7 @@ def find_sharding(
     """
     if not any(map(is_dtensor, params.values())):
         return None
-    _check_kinds(params)
+    check_kinds(params)
     meshes = list(dict.fromkeys(param.device_mesh for param in params.values()))  # type: ignore[attr-defined]
     replicated = _find_replicated(meshes, params.values())
     if process_group is None:
@@ -120,7 +120,8 @@ def find_sharding(
     return Sharding(placed, voter_dims, state_meshes)
 
 
-def _check_kinds(params: Mapping[str, Tensor]) -> None:
+def check_kinds(params: Mapping[str, Tensor]) -> None:
+    """Raise UnsupportedTypeError if a parameter is a plain tensor, beside DTensors."""
     for name, param in params.items():
         if not is_dtensor(param):
             raise UnsupportedTypeError(

@@ -31,6 +31,7 @@ from distlion.wire.groups import (
 )
 from distlion.wire.roll_call import Patience
 from distlion.wire.sharing import SharedTransfer
+from distlion.wire.sockets import SocketWork
 from distlion.wire.transport import MOST_BYTES_AT_ONCE, ByteCount, Transfer
 from distlion.wire.watch import READ_S, PeerWatch, within
 
@@ -72,14 +73,14 @@ class GlooTransfer:
     def __init__(
         self,
         link: Gloo,
-        start: Callable[[], dist.Work | None],
+        start: Callable[[], dist.Work | SocketWork | None],
         sent: ByteCount,
         *,
         step: int | None,
         what: str,
     ) -> None:
         self._link, self._step, self._what = link, step, what
-        self._work: dist.Work | None = None
+        self._work: dist.Work | SocketWork | None = None
         self._is_starting = True
         _under_way.add(self)
         try:
@@ -134,7 +135,7 @@ class GlooTransfer:
                 _under_way.discard(self)
                 link.n_under_way -= 1
             # Bytes that others sent before they gave this worker up may wait in its sockets.
-            if watch is not None and watch.is_given_up(link.timeout_s):
+            if watch is not None and link.is_given_up():
                 how = f"this worker came too late to the {self._what}"
                 raise link.failure("silent", self._step, how)
         finally:
@@ -155,7 +156,7 @@ class GlooTransfer:
                 work.wait(timedelta(seconds=max(0.001, min(left_s, LOOK_S))))
             except RuntimeError:
                 if not work.is_completed():
-                    if link.watch is not None and link.watch.alarmed.is_set():
+                    if link.watch is not None and link.watch.has_failed(link.among):
                         return False
                     patience = patience or link.be_patient(deadline_s)
                     if patience is not None and link.watch is not None:
@@ -179,10 +180,13 @@ class Gloo:
         watch: The watch that finds the workers that failed; None for no watch.
         limits: The arguments that set its limit, for errors.
         shares: Whether small all-to-alls wait for each other, to travel as one; see ``Transfer``.
+        are_one: Whether the members act as one worker of a crew, so that a transfer ends although
+            others have failed; see ``PeerWatch.has_failed``.
 
     Attributes:
         process_group: The members; this process is one of them.
         timeout_s, busy_timeout_s: The arguments.
+        among: The members' ranks if they act as one; else None.
         n_under_way: Number of collectives that have begun and were not waited for.
 
     Raises:
@@ -200,6 +204,7 @@ class Gloo:
         watch: PeerWatch | None = None,
         limits: str = LIMITS,
         shares: bool = False,
+        are_one: bool = False,
     ) -> None:
         self.process_group = process_group
         self.wire_device = HOST
@@ -208,6 +213,7 @@ class Gloo:
         self.rank = process_group.rank()
         self.n_members = process_group.size()
         self.ranks = tuple(range(self.n_members) if ranks is None else ranks)
+        self.among = self.ranks if are_one else None
         self.watch, self._limits = watch, limits
         self.counted = ByteCount()
         self.n_under_way = 0
@@ -329,6 +335,13 @@ class Gloo:
         logger.debug("the %s failed: %s", what, reason)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed")
+
+    def is_given_up(self) -> bool:
+        """Return whether others may have given this worker up before its transfer ended."""
+        watch = self.watch
+        if watch is None or not watch.is_given_up(self.timeout_s):
+            return False
+        return self.among is None or watch.has_failed(self.among)
 
     def be_patient(self, deadline_s: float) -> Patience | None:
         """Return the patience with workers that run; None for none.

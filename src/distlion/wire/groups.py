@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from distlion.errors import ProcessGroupError
+from distlion.wire.sockets import SocketGroup
 
 HOST = torch.device("cpu")
 
@@ -107,6 +108,7 @@ def keep_store(process_group: dist.ProcessGroup, store: Any) -> None:
 def drop_store(process_group: dist.ProcessGroup) -> None:
     """Forget the store of an abandoned group."""
     _stores.pop(process_group, None)
+    _apart.discard(process_group)
 
 
 def own_group(
@@ -116,8 +118,9 @@ def own_group(
     timeout_s: float,
     connect_timeout_s: float | None = None,
     ranks: Sequence[int] | None = None,
+    wire: str = "gloo",
 ) -> dist.ProcessGroup:
-    """Make a Gloo group of workers of another group; all of them must call it.
+    """Make a group of workers of another group; all of them must call it.
 
     It has the methods of any group, and ends when it is freed. ``dist.new_group`` is no
     alternative, as it names groups by the number of groups a process is in. That number may differ
@@ -129,27 +132,74 @@ def own_group(
         timeout_s: Limit of an operation on it.
         connect_timeout_s: Seconds to make it; None for ``timeout_s``.
         ranks: Ranks of its members in ``process_group``, including this one; None for all.
+        wire: "gloo", or "tcp" for a ``SocketGroup``.
 
     Raises:
         ProcessGroupError: Some worker did not take part.
     """
     members = range(process_group.size()) if ranks is None else ranks
     store = PrefixStore(f"distlion/{name}", store_of(process_group))
-    rank, timeout = members.index(process_group.rank()), timedelta(seconds=timeout_s)
     connect_s = timeout_s if connect_timeout_s is None else connect_timeout_s
+    rank = members.index(process_group.rank())
+    return _connect(store, rank, members, timeout_s=timeout_s, connect_s=connect_s, wire=wire)
+
+
+def group_apart(
+    store: Any, rank: int, size: int, *, timeout_s: float, connect_timeout_s: float
+) -> dist.ProcessGroup:
+    """Make a Gloo group beside torch's groups, of processes that torch has no group of.
+
+    It counts as registered until ``drop_store``.
+
+    Args:
+        store: The store of this group alone.
+        rank: This process's rank in it.
+        size: Number of its members.
+        timeout_s: Limit of an operation on it.
+        connect_timeout_s: Seconds to make it.
+
+    Raises:
+        ProcessGroupError: Some process did not take part.
+    """
+    group = _connect(store, rank, range(size), timeout_s=timeout_s, connect_s=connect_timeout_s)
+    _apart.add(group)
+    return group
+
+
+def is_apart(process_group: object) -> bool:
+    """Return whether a group was made by ``group_apart``, and not dropped since."""
+    return process_group in _apart
+
+
+def _connect(
+    store: Any,
+    rank: int,
+    members: Sequence[int],
+    *,
+    timeout_s: float,
+    connect_s: float,
+    wire: str = "gloo",
+) -> dist.ProcessGroup:
+    made: Any
     try:
-        gloo = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_s))
+        if wire == "tcp":
+            made = SocketGroup(store, rank, len(members), timeout_s=connect_s)
+        else:
+            made = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_s))
+            made._set_default_timeout(timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise ProcessGroupError(
             f"ranks {', '.join(map(str, members))} did not connect within "
             f"{connect_s:g} s ({tidy(error)}); is each of them still running, and can it reach "
             "the others?"
         ) from None
-    gloo._set_default_timeout(timeout)
-    group = cast(dist.ProcessGroup, gloo)
+    group = cast(dist.ProcessGroup, made)
     _stores[group] = store
     _limits_s[group] = timeout_s
     return group
+
+
+_apart: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 _stores: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()

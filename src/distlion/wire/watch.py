@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, replace
@@ -26,7 +26,7 @@ from distlion.errors import ProcessGroupError
 from distlion.failures import FailureKind, name_ranks
 from distlion.wire.background import run_in_background
 from distlion.wire.finding import Answer, Finding, conclude
-from distlion.wire.groups import store_of
+from distlion.wire.groups import is_apart, store_of
 from distlion.wire.heartbeats import Heartbeats
 from distlion.wire.roll_call import RollCall, RollCalls
 from distlion.wire.turns import LONG_S, Turns
@@ -62,6 +62,8 @@ class PeerWatch:
         turns: This worker's turns: its present call and optimizer.
         alarmed: Event that is set once some worker has failed.
         has_settled: Whether a transfer of this worker has failed.
+        is_one_of_several: Whether it is a process of a crew's member of several, which have to know
+            if it gives up.
     """
 
     def __init__(
@@ -71,15 +73,18 @@ class PeerWatch:
         store_is_apart: bool = False,
         heartbeats: Heartbeats | None = None,
     ) -> None:
-        self.rank = dist.get_rank(process_group)
-        self._world_size = dist.get_world_size(process_group)
+        self.rank, self._world_size = process_group.rank(), process_group.size()
         self._group = weakref.ref(process_group)
         self._store = store_of(process_group)
         self.turns = Turns(self._store)
         self._roll_calls = RollCalls(self._store, self.rank, self._world_size)
-        self._ranks = dist.get_process_group_ranks(process_group)
-        self._name = f"process group {process_group.group_name}"
+        # No other group has the same ranks as one that torch does not know.
+        self._ranks, self._name = list[int](), "the group of a crew"
+        if not is_apart(process_group):
+            self._ranks = dist.get_process_group_ranks(process_group)
+            self._name = f"process group {process_group.group_name}"
         self.has_settled, self._settled_s = False, 0.0
+        self.is_one_of_several = False
         self._store_host = None if store_is_apart else _find_store_host(process_group, self._store)
         self._heartbeats, self._silent = heartbeats, tuple[int, ...]()
         self._ended = threading.Event()
@@ -211,6 +216,24 @@ class PeerWatch:
     def _waits_for_long(self) -> bool:
         return bool(self._waiting) and time.monotonic() - self._entered_s[1] > LONG_S
 
+    def has_failed(self, among: Collection[int] | None = None) -> bool:
+        """Return whether an exchange of this worker cannot end, because some worker has failed.
+
+        Args:
+            among: The members of the exchange, where it ends whatever happens to others: they act
+                as one worker, so that all of them must know its end. It cannot end if one of them
+                is lost, or gave up before it. None: a failure of any worker ends it.
+        """
+        if among is None or not self.alarmed.is_set():
+            return self.alarmed.is_set()
+        with contextlib.suppress(RuntimeError):
+            if any(self._store.check([_name_end(rank)]) for rank in among if rank != self.rank):
+                return True
+            if not self._store.check([FINDING]):
+                return False
+            return bool({*self._read_finding().culprits} & {*among})
+        return True  # nobody can be asked
+
     def is_given_up(self, limit_s: float) -> bool:
         """Return whether others may have given this worker up before its exchange ended.
 
@@ -236,6 +259,9 @@ class PeerWatch:
         # The listening thread has no more to answer, and c10d would print that the store is gone.
         self._ended.set()
         self.has_settled, self._settled_s = True, time.monotonic()
+        if self.is_one_of_several:
+            with contextlib.suppress(RuntimeError):
+                within(SETTLE_S, lambda: self._store.set(_name_end(self.rank), ""))
         try:
             within(SETTLE_S, lambda: self._settle(kind))
         except RuntimeError:
@@ -387,8 +413,14 @@ def watch_peers(
     return _watches[process_group]
 
 
+def _name_end(rank: int) -> str:
+    return f"distlion/gave up/{rank}"
+
+
 def is_registered(process_group: dist.ProcessGroup) -> bool:
-    """Return whether torch still knows a group."""
+    """Return whether torch, or distlion for a group apart, still knows a group."""
+    if is_apart(process_group):
+        return True
     try:
         return dist.get_rank(process_group) >= 0
     except (ValueError, RuntimeError):

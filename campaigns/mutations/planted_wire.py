@@ -1,0 +1,149 @@
+"""Bugs of sockets of distlion's own: what is sent, what is received, and who may connect."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+ENDPOINT = ("wire/test_endpoint.py",)
+TRANSFERS, CONNECTION = "csrc/endpoint.cpp", "csrc/connection.cpp"
+SOCKETS = ("wire/test_sockets.py",)
+MEETINGS, MEETING = ("wire/test_meetings.py",), "wire/rendezvous.py"
+
+WIRE = (
+    Mutation(
+        "wire: a reply that comes twice, or is missing, is taken for the next one",
+        CONNECTION,
+        " ||\n        get(peer.head.data() + 4, 4) != peer.streams[stream].n_came",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a chunk of another size is received",
+        CONNECTION,
+        "if (stream.expected.front().n_bytes != n_bytes) {",
+        "if (false) {",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a swap is received for a vote",
+        CONNECTION,
+        "    peer.stream = static_cast<std::size_t>(stream);\n",
+        "    peer.stream = 0;\n",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a chunk that came early goes to the last one who asks",
+        CONNECTION,
+        "    Early& early = stream.early.front();\n",
+        "    Early& early = stream.early.back();\n",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: of a chunk that is coming, what came early is lost",
+        CONNECTION,
+        "    std::memcpy(chunk.data, early.bytes.data(), early.n_came);\n",
+        "    if (!is_coming) std::memcpy(chunk.data, early.bytes.data(), early.n_came);\n",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: memory for what comes early has no limit",
+        CONNECTION,
+        "n_bytes <= most_early_bytes_ && early_bytes_ <= most_early_bytes_ - n_bytes",
+        "true",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a transfer ends while its bytes still wait, and its memory is used again",
+        CONNECTION,
+        "    ++transfer->n_left;\n"
+        "    Outgoing message{{}, chunk.data, chunk.n_bytes, 0, transfer};\n",
+        "    Outgoing message{{}, chunk.data, chunk.n_bytes, 0,"
+        " std::make_shared<Transfer>(Transfer{2, false, {}})};\n",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: the rest of a message is not sent",
+        CONNECTION,
+        "(peer.outgoing.empty() ? 0u : static_cast<std::uint32_t>(EPOLLOUT))",
+        "0u",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: who waits is not woken",
+        TRANSFERS,
+        "    // Whoever waits may be done, or has to drive in place of this thread.\n"
+        "    moved_.notify_all();\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: large chunks stay where they are while nobody waits",
+        TRANSFERS,
+        "            thread_ = std::thread(&Endpoint::run, this);\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a receive from a peer that left never ends",
+        CONNECTION,
+        "            fail(expected.transfer, peer.failure);\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a look at a transfer does not look at the sockets",
+        TRANSFERS,
+        "        drive(lock, std::chrono::nanoseconds(0));\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a fork keeps connections open",
+        TRANSFERS,
+        "        if (peer.socket >= 0) {\n            ::close(peer.socket);\n",
+        "        if (peer.socket >= 0) {\n",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a tensor that only a transfer needs is freed",
+        "wire/sockets.py",
+        "        self._held[number] = tensors\n",
+        "",
+        SOCKETS,
+    ),
+    Mutation(
+        "wire: swaps have the order of collectives",
+        "wire/sockets.py",
+        "[_piece(peer, out)], out, chunk, stream=_SWAPS)",
+        "[_piece(peer, out)], out, chunk)",
+        SOCKETS,
+    ),
+    Mutation(
+        "wire: whoever knows the number of a meeting gets in",
+        MEETING,
+        '            if not hmac.compare_digest(proof, self.prove(peer, b"dials", said)):\n',
+        "            if False:\n",
+        MEETINGS,
+    ),
+    Mutation(
+        "wire: whoever listens at an address is believed",
+        MEETING,
+        "            if hmac.compare_digest(answer, wanted):\n",
+        "            if answer:\n",
+        MEETINGS,
+    ),
+    Mutation(
+        "wire: a fork publishes the port of its parent",
+        MEETING,
+        "        _listen.cache_clear()\n",
+        "",
+        MEETINGS,
+    ),
+    Mutation(
+        "wire: workers do not compare their transports",
+        "peers/session.py",
+        '            f"wire: {self.connections.wire}",\n',
+        "",
+        ("distributed/test_wires.py::test_workers_that_chose_different_transports_hear_of_it",),
+    ),
+)
