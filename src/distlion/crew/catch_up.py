@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed import DistError
 
 from distlion import faults
 from distlion.crew.epoch import Epoch, FormingError, Member, decline
@@ -192,9 +193,7 @@ class Newcomer:
         """
         try:
             return self._find_donor(own)
-        except CrewError:
-            raise
-        except RuntimeError as error:
+        except DistError as error:
             raise self._rendezvous.make_gone_error(error) from error
 
     def _find_donor(self, own: Member) -> int | None:

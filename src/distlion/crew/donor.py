@@ -23,7 +23,7 @@ from distlion.crew.offers import Offer, make_offer, name_join
 from distlion.crew.replies import Piece, StepReply, cut_pieces
 from distlion.crew.side_link import Listener, SideLink
 from distlion.crew.store import Rendezvous
-from distlion.errors import DistlionError
+from distlion.errors import DistlionError, InvalidArgumentError
 from distlion.failures import Status
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
@@ -140,7 +140,7 @@ class Donor(Stage):
             return
         try:
             listener = Listener(rendezvous.address)
-        except OSError as error:
+        except (OSError, InvalidArgumentError) as error:
             logger.warning("worker %d cannot listen for newcomers: %s", own.id, error)
             return
         offer = Offer(own.id, listener.addresses, listener.nonce)
@@ -229,8 +229,9 @@ class Feed:
             self._stream(link)
         except (OSError, ValueError, DistlionError) as error:
             logger.info(
-                "worker %d sends worker %d nothing any more: %s", self._own, self._newcomer, error
-            )
+                "worker %d's stream to worker %d has ended, as that one is a member, or gone (%s)",
+                self._own, self._newcomer, error,
+            )  # fmt: skip
         finally:
             self._has_stopped = True
             self._waiting.clear()

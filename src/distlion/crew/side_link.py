@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import json
 import math
-import os
 import secrets
 import socket
 import struct
@@ -17,11 +16,12 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from distlion.wire.addresses import list_chosen, list_hosts, listen_at
 
 Sign = Callable[[str, str], str]
 """Function that signs a text under a name with the run's secret."""
@@ -155,18 +155,13 @@ class Listener:
 
     Raises:
         OSError: There is no free port.
+        InvalidArgumentError: The interface has no address.
     """
 
     def __init__(self, toward: tuple[str, int]) -> None:
-        hosts: tuple[str, ...]
-        if chosen := _find_chosen_address():
-            self._server, hosts = socket.create_server((chosen, 0)), (chosen,)
-        else:
-            two = socket.has_dualstack_ipv6()
-            self._server = socket.create_server(
-                ("", 0), family=socket.AF_INET6 if two else socket.AF_INET, dualstack_ipv6=two
-            )
-            hosts = list_hosts(toward)
+        chosen = list_chosen()[:1]
+        (self._server,) = listen_at(chosen, 0)
+        hosts = chosen or list_hosts(toward)
         port = self._server.getsockname()[1]
         self.addresses = [[host, port] for host in hosts]
         self.nonce = secrets.token_hex(16)
@@ -221,40 +216,6 @@ def dial(addresses: Sequence[Sequence[Any]], name: str, sign: Sign, nonce: str) 
             errors.append(f"{host}:{port}: {error}")
         link.close()
     raise OSError("; ".join(errors))
-
-
-@cache
-def list_hosts(toward: tuple[str, int]) -> tuple[str, ...]:
-    """List this host's addresses: toward the store, and of its name."""
-    hosts: list[str] = []
-    route = ""
-    with suppress(OSError):
-        family, kind, _, _, address = socket.getaddrinfo(*toward, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # no packet is sent
-            route = str(probe.getsockname()[0])
-            hosts.append(route)
-    # The store is on this host, or unreachable. Elsewhere a name server is not to be waited for.
-    if not route or route.startswith("127.") or route == "::1":
-        with suppress(OSError):
-            found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-            hosts += [str(each[4][0]) for each in found]
-    return tuple(dict.fromkeys(hosts))
-
-
-def _find_chosen_address() -> str:
-    """Return the IPv4 address of the interface that the caller names; "" where there is none."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if not interface:
-        return ""
-    with suppress(OSError, ImportError):
-        import fcntl
-
-        asked = struct.pack("256s", interface.encode()[:15])
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, asked)  # SIOCGIFADDR
-        return socket.inet_ntoa(answer[20:24])
-    return ""
 
 
 def _is_same(found: object, expected: str) -> bool:

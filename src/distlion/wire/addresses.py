@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from distlion.errors import InvalidArgumentError
@@ -30,20 +31,17 @@ def list_hosts(toward: tuple[str, int] | None) -> tuple[str, ...]:
     Raises:
         InvalidArgumentError: The named interface has no address.
     """
-    if chosen := _list_chosen():
+    if chosen := list_chosen():
         return chosen
     route = "" if toward is None else _find_route(toward)
     hosts = [route] if route else []
     # The store is on this host, or unknown. Elsewhere a name server is not to be waited for.
     if not route or route.startswith("127.") or route == "::1":
-        with suppress(OSError):
-            found_by_name = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-            hosts += [str(each[4][0]) for each in found_by_name]
-        hosts += [] if route else ["127.0.0.1"]
+        hosts += [*_list_by_name(), *([] if route else ["127.0.0.1"])]
     return tuple(dict.fromkeys(hosts))
 
 
-def _list_chosen() -> tuple[str, ...]:
+def list_chosen() -> tuple[str, ...]:
     """List the addresses of the interface that the caller names; () where none is named."""
     interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0]
     found = _list_addresses(interface) if interface else ()
@@ -53,6 +51,15 @@ def _list_chosen() -> tuple[str, ...]:
             "`ip address` lists them"
         )
     return found
+
+
+@cache
+def _list_by_name() -> tuple[str, ...]:
+    """List the addresses of this host's name; a name server may take seconds to say them."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        return tuple(str(each[4][0]) for each in found)
+    return ()
 
 
 def _find_route(toward: tuple[str, int]) -> str:
@@ -90,17 +97,22 @@ def listen() -> list[socket.socket]:
             interface has no address.
         OSError: None of them is free.
     """
-    (first, last), hosts = read_ports(), _list_chosen()
+    (first, last), hosts = read_ports(), list_chosen()
     for port in range(first, last + 1):
         try:
-            return _listen_at(hosts, port)
+            return listen_at(hosts, port)
         except OSError:
             if port == last:
                 raise
     raise AssertionError
 
 
-def _listen_at(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
+def listen_at(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
+    """Listen at one port of these addresses; of all, by one socket, if there are none.
+
+    Raises:
+        OSError: The port is taken.
+    """
     if not hosts:
         two = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if two else socket.AF_INET
