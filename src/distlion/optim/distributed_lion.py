@@ -232,7 +232,8 @@ class DistributedLion(VotingBase):
         """Encode and exchange every bucket; then commit all of them, or none."""
         session, (inputs, buckets) = self._session, self._cast_votes()
         step, verdict = inputs.header.step, judge(buckets)
-        verdict = session.meetings.share_verdict(verdict, inputs.header)
+        if session.sharding is not None or session.ranks.come_and_go:
+            verdict = session.meetings.share_verdict(verdict, inputs.header)
         if session.stages and verdict.status is Status.OK:
             verdict = run_exchanges(session.stages, buckets, inputs.header)
         session.meter.count_step(session.n_elements)

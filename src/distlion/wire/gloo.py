@@ -135,7 +135,7 @@ class GlooTransfer:
                 _under_way.discard(self)
                 link.n_under_way -= 1
             # Bytes that others sent before they gave this worker up may wait in its sockets.
-            if watch is not None and link.is_given_up():
+            if watch is not None and watch.is_given_up(link.timeout_s, link.among):
                 how = f"this worker came too late to the {self._what}"
                 raise link.failure("silent", self._step, how)
         finally:
@@ -335,13 +335,6 @@ class Gloo:
         logger.debug("the %s failed: %s", what, reason)
         kind: FailureKind = "silent" if "timed out" in reason.lower() else "lost"
         return self.failure(kind, step, f"the {what} failed")
-
-    def is_given_up(self) -> bool:
-        """Return whether others may have given this worker up before its transfer ended."""
-        watch = self.watch
-        if watch is None or not watch.is_given_up(self.timeout_s):
-            return False
-        return self.among is None or watch.has_failed(self.among)
 
     def be_patient(self, deadline_s: float) -> Patience | None:
         """Return the patience with workers that run; None for none.

@@ -234,13 +234,17 @@ class PeerWatch:
             return bool({*self._read_finding().culprits} & {*among})
         return True  # nobody can be asked
 
-    def is_given_up(self, limit_s: float) -> bool:
+    def is_given_up(self, limit_s: float, among: Collection[int] | None = None) -> bool:
         """Return whether others may have given this worker up before its exchange ended.
 
         Others begin to wait for it once it has entered the previous exchange. So the store is asked
         only if that was at least half of their patience ago, as after a stop or a slow step. Where
         there are heartbeats, that is ``silence_s``. On a slow link the store's answer comes behind
         the votes of other workers; it has ``limit_s``, as they had.
+
+        Args:
+            limit_s: The patience of others.
+            among: As for ``has_failed``.
         """
         away_s = time.monotonic() - self._entered_s[0]
         patience_s = limit_s
@@ -252,7 +256,9 @@ class PeerWatch:
         with contextlib.suppress(RuntimeError):
             heard = self.alarmed.is_set() or within(limit_s, self.look)
         unknown = heard is None and not self._has_host_left_first
-        return self.alarmed.is_set() or (unknown and away_s >= limit_s)
+        if not self.alarmed.is_set() and not (unknown and away_s >= limit_s):
+            return False
+        return among is None or self.has_failed(among)
 
     def agree_on_failure(self, kind: FailureKind) -> Finding:
         """Agree on the failure with all workers that answer; takes a second at most."""
@@ -419,12 +425,10 @@ def _name_end(rank: int) -> str:
 
 def is_registered(process_group: dist.ProcessGroup) -> bool:
     """Return whether torch, or distlion for a group apart, still knows a group."""
-    if is_apart(process_group):
-        return True
     try:
         return dist.get_rank(process_group) >= 0
     except (ValueError, RuntimeError):
-        return False
+        return is_apart(process_group)
 
 
 def _find_store_host(process_group: dist.ProcessGroup, store: Any) -> int | None:
