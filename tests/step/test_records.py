@@ -15,6 +15,7 @@ import torch
 import distlion
 from distlion import Agreement, Precision, Replicas, Timeouts
 from distlion.crew import CrewLion
+from distlion.crew.lanes import OneLane
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.step.arguments import CUT, FORMER
 from distlion.step.settings import Settings
@@ -128,7 +129,7 @@ def test_votes_on_deltas_leave_nobody_out(maker: str) -> None:
 
 
 def test_a_crew_waits_less_for_silent_members_unless_told() -> None:
-    membership: Any = SimpleNamespace(newcomers="zeros", rendezvous=None)
+    membership: Any = SimpleNamespace(newcomers="zeros", rendezvous=None, lanes=OneLane())
     for given, start_s in ((Timeouts(), 30), (Timeouts(step_s=5), 30), (Timeouts(init_s=300), 300)):
         optimizer = CrewLion(membership, list_params(), timeouts=given)
         assert optimizer.settings.timeouts == Timeouts(start_s, given.step_s)
