@@ -20,6 +20,14 @@ constexpr std::size_t kLargeBytes = 32 * 1024;
 constexpr auto kThreadSlice = std::chrono::milliseconds(500);
 constexpr std::uint64_t kWake = ~std::uint64_t{0};
 
+// Its number may belong to somebody else from here on.
+void shut(int& descriptor) {
+    if (descriptor >= 0) {
+        ::close(descriptor);
+    }
+    descriptor = -1;
+}
+
 }  // namespace
 
 Endpoint::Endpoint(std::size_t rank, const std::vector<int>& sockets, std::size_t most_early_bytes)
@@ -47,8 +55,8 @@ Endpoint::~Endpoint() {
     if (thread_.joinable()) {
         thread_.join();
     }
-    ::close(epoll_);
-    ::close(wake_);
+    shut(epoll_);
+    shut(wake_);
 }
 
 std::uint64_t Endpoint::begin(std::size_t stream, const std::vector<Chunk>& sends,
@@ -163,6 +171,9 @@ std::vector<std::size_t> Endpoint::list_lost() {
 }
 
 void Endpoint::cancel() {
+    if (epoll_ < 0) {
+        return;  // abandoned: the lock may be held for ever
+    }
     const Lock lock(mutex_);
     for (std::size_t number = 0; number < peers_.size(); ++number) {
         if (number != rank_ && !peers_[number].is_lost) {
@@ -179,12 +190,10 @@ void Endpoint::cancel() {
 void Endpoint::abandon() {
     // Another thread may have held the lock when the process forked.
     for (Peer& peer : peers_) {
-        if (peer.socket >= 0) {
-            ::close(peer.socket);
-        }
+        shut(peer.socket);
     }
-    ::close(epoll_);
-    ::close(wake_);
+    shut(epoll_);
+    shut(wake_);
 }
 
 // One chunk of a transfer has ended.

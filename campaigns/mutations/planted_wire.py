@@ -100,8 +100,15 @@ WIRE = (
     Mutation(
         "wire: a fork keeps connections open",
         TRANSFERS,
-        "        if (peer.socket >= 0) {\n            ::close(peer.socket);\n",
-        "        if (peer.socket >= 0) {\n",
+        "        shut(peer.socket);\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: a fork of a fork closes what is not its own",
+        TRANSFERS,
+        "    descriptor = -1;\n",
+        "",
         ENDPOINT,
     ),
     Mutation(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -103,3 +106,13 @@ def test_cancel_fails_what_is_under_way_on_both(pair: list[SocketGroup]) -> None
         with pytest.raises(RuntimeError, match="peer"):
             work.wait()
         assert work.is_completed()
+
+
+def test_a_fork_may_start_programs(pair: list[SocketGroup]) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # it waits for ever without its pipes
+        made = subprocess.run(["echo", "x"], capture_output=True, preexec_fn=os.setsid, check=False)
+        os._exit(0 if made.stdout == b"x\n" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(pair) == 2

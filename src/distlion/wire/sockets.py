@@ -170,6 +170,7 @@ def _abandon_all() -> None:
     """Close a fork's copies of connections, which would keep them open after this process."""
     for group in list(_groups):
         group._endpoint.abandon()
+    _groups.clear()
 
 
 os.register_at_fork(after_in_child=_abandon_all)
