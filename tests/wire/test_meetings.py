@@ -68,6 +68,13 @@ def test_a_member_that_does_not_come_is_named() -> None:
         meet(dist.HashStore(), 0, 2, timeout_s=0.2)  # type: ignore[attr-defined]
 
 
+def test_ranks_that_errors_name_are_those_of_the_callers_group() -> None:
+    for rank, other in ((0, 3), (1, 1)):
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        with pytest.raises(MeetingError, match=f"rank {other} did not come"):
+            meet(store, rank, 2, timeout_s=0.2, names=[1, 3])
+
+
 def test_a_member_that_publishes_and_does_not_dial_is_named() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     store.set("wire/1", json.dumps([rendezvous.WIRE_VERSION, "00" * 16, "00" * 32, []]))

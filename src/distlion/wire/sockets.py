@@ -62,14 +62,23 @@ class SocketGroup:
         rank: This worker.
         size: Number of workers.
         timeout_s: Seconds for all to connect.
+        names: Ranks that errors name, by rank in the group; None: those in the group.
 
     Raises:
         MeetingError: Some worker did not connect.
         InvalidArgumentError: An environment variable is no port, or names no interface.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, *, timeout_s: float) -> None:
-        sockets = meet(store, rank, size, timeout_s=timeout_s)
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        names: Sequence[int] | None = None,
+    ) -> None:
+        sockets = meet(store, rank, size, timeout_s=timeout_s, names=names)
         descriptors = [-1 if each is None else each.detach() for each in sockets]
         self._rank, self._size = rank, size
         # Other systems than Linux have none; ``choose_wire`` says so.
