@@ -194,7 +194,10 @@ def meet(
                 for peer in lower
             }
         for peer, found in dialed.items():
-            meeting.sockets[peer] = found.result()
+            if found.exception() is None:
+                meeting.sockets[peer] = found.result()
+        for found in dialed.values():
+            found.result()  # raises, once all that have to be closed are known
 
         # 4 be dialed
         with meeting.changed:
@@ -261,12 +264,13 @@ def _dial(
         secrets.token_bytes(16),
     )
     for place, (host, port) in enumerate(addresses):
-        left_s = (deadline_s - time.monotonic()) / (len(addresses) - place)
+        now_s = time.monotonic()
+        until_s = now_s + (deadline_s - now_s) / (len(addresses) - place)
         connection = None
         try:
-            connection = socket.create_connection((host, port), max(0.01, left_s))
+            connection = socket.create_connection((host, port), max(0.01, until_s - now_s))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(max(0.01, deadline_s - time.monotonic()))
+            connection.settimeout(max(0.01, until_s - time.monotonic()))
             connection.sendall(said + meeting.prove(peer, b"dials", said))
             answer = _read(connection, _ANSWER_BYTES)
             wanted = _MAGIC + meeting.prove(peer, b"listens", said)
