@@ -34,13 +34,15 @@ Endpoint::Endpoint(std::size_t rank, const std::vector<int>& sockets, std::size_
     : rank_(rank), most_early_bytes_(most_early_bytes), peers_(sockets.size()) {
     epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
     wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (epoll_ < 0 || wake_ < 0) {
-        throw std::system_error(errno, std::system_category(), "a wait for sockets cannot be set up");
-    }
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = kWake;
-    ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
+    if (epoll_ < 0 || wake_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) {
+        const int error = errno;
+        shut(epoll_);
+        shut(wake_);
+        throw std::system_error(error, std::system_category(), "a wait for sockets cannot be set up");
+    }
     for (std::size_t number = 0; number < peers_.size(); ++number) {
         peers_[number].socket = sockets[number];
         if (number != rank_) {
@@ -117,6 +119,9 @@ Outcome Endpoint::look(std::uint64_t number) {
     const Shared transfer = found->second;
     if (transfer->n_left > 0 && transfer->failure.empty() && !is_driven_) {
         drive(lock, std::chrono::nanoseconds(0));
+        if (n_large_ > 0 && n_waiting_ == 0) {
+            idle_.notify_one();  // the thread may have found this one at the sockets
+        }
     }
     if (!transfer->failure.empty()) {
         return Outcome::failed;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
@@ -29,11 +30,12 @@ class SocketWork:
 
     Args:
         group: The group that carries it.
-        number: Its number there.
+        serial: Its place among what the group holds.
+        number: Its number at the group's endpoint.
     """
 
-    def __init__(self, group: SocketGroup, number: int) -> None:
-        self._group, self._number = group, number
+    def __init__(self, group: SocketGroup, serial: int, number: int) -> None:
+        self._group, self._serial, self._number = group, serial, number
 
     def is_completed(self) -> bool:
         """Return whether it has ended, or failed."""
@@ -50,7 +52,7 @@ class SocketWork:
         ):
             if limit is not None:
                 raise RuntimeError("timed out")
-        self._group._held.pop(self._number, None)
+        self._group._held.pop(self._serial, None)
         return True
 
 
@@ -83,9 +85,16 @@ class SocketGroup:
         self._rank, self._size = rank, size
         # Other systems than Linux have none; ``choose_wire`` says so.
         make = import_module("distlion.wire._endpoint").Endpoint
-        self._endpoint: Endpoint = make(rank, descriptors, MOST_EARLY_BYTES)
-        # Tensors that the endpoint reads and writes, by transfer.
+        try:
+            self._endpoint: Endpoint = make(rank, descriptors, MOST_EARLY_BYTES)
+        except BaseException:
+            for descriptor in descriptors:
+                if descriptor >= 0:
+                    os.close(descriptor)
+            raise
+        # Tensors that the endpoint reads and writes, by collective.
         self._held: dict[int, tuple[Tensor, ...]] = {}
+        self._serials = itertools.count()
         # The next rank first, so that not all begin with the same one.
         self._order = [(rank + place) % size for place in range(size)]
         _groups.add(self)
@@ -163,9 +172,9 @@ class SocketGroup:
         for tensor in tensors:
             if not tensor.is_contiguous() or tensor.device.type != "cpu":
                 raise RuntimeError("expected contiguous tensors in host memory")
-        number = self._endpoint.begin(stream, sends, receives)
-        self._held[number] = tensors
-        return SocketWork(self, number)
+        serial = next(self._serials)
+        self._held[serial] = tensors  # first: an interrupt may come as soon as it has begun
+        return SocketWork(self, serial, self._endpoint.begin(stream, sends, receives))
 
 
 def _piece(peer: int, tensor: Tensor) -> _Piece:

@@ -42,9 +42,10 @@ class Tcp(Gloo):
         return GlooTransfer(self, start, sent, step=step, what=what)
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        error = super().failure(kind, step, what)
-        self._sockets.cancel()
-        return error
+        try:
+            return super().failure(kind, step, what)
+        finally:
+            self._sockets.cancel()
 
     @property
     def _sockets(self) -> SocketGroup:
