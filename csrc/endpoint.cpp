@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <system_error>
 
 namespace distlion {
@@ -137,7 +138,17 @@ Outcome Endpoint::wait(std::uint64_t number, std::chrono::nanoseconds limit, std
     }
     const Shared transfer = found->second;
     const auto end = std::chrono::steady_clock::now() + limit;
-    ++n_waiting_;
+    // Also where there is no memory to go on.
+    struct Waiting {
+        Endpoint& end;
+        explicit Waiting(Endpoint& where) : end(where) { ++end.n_waiting_; }
+        ~Waiting() {
+            if (--end.n_waiting_ == 0 && end.n_large_ > 0) {
+                end.idle_.notify_one();
+            }
+        }
+    };
+    const Waiting waiting(*this);
     // At least one look at the sockets, however late this thread comes to it.
     bool goes_on = true;
     while (transfer->n_left > 0 && transfer->failure.empty() && goes_on) {
@@ -148,10 +159,6 @@ Outcome Endpoint::wait(std::uint64_t number, std::chrono::nanoseconds limit, std
         } else {
             goes_on = drive(lock, left) && left.count() > 0;
         }
-    }
-    --n_waiting_;
-    if (n_waiting_ == 0 && n_large_ > 0) {
-        idle_.notify_one();
     }
     if (!transfer->failure.empty()) {
         failure = transfer->failure;
@@ -262,8 +269,16 @@ void Endpoint::run() {
     while (!is_over_) {
         if (n_large_ == 0 || n_waiting_ > 0 || is_driven_) {
             idle_.wait(lock);
-        } else {
+            continue;
+        }
+        try {
             drive(lock, kThreadSlice);
+        } catch (const std::exception& error) {
+            for (std::size_t number = 0; number < peers_.size(); ++number) {
+                if (number != rank_ && !peers_[number].is_lost) {
+                    lose(number, error.what());
+                }
+            }
         }
     }
 }

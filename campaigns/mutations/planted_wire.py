@@ -114,7 +114,7 @@ WIRE = (
     Mutation(
         "wire: a tensor that only a transfer needs is freed",
         "wire/sockets.py",
-        "        self._held[serial] = tensors  # first: an interrupt may come as soon as it has begun\n",
+        "        self._held[serial] = tensors  # an interrupt may come as soon as it has begun\n",
         "",
         SOCKETS,
     ),

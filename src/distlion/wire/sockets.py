@@ -173,7 +173,7 @@ class SocketGroup:
             if not tensor.is_contiguous() or tensor.device.type != "cpu":
                 raise RuntimeError("expected contiguous tensors in host memory")
         serial = next(self._serials)
-        self._held[serial] = tensors  # first: an interrupt may come as soon as it has begun
+        self._held[serial] = tensors  # an interrupt may come as soon as it has begun
         return SocketWork(self, serial, self._endpoint.begin(stream, sends, receives))
 
 
