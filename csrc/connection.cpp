@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 namespace distlion {
@@ -240,9 +241,13 @@ bool Endpoint::place(std::size_t number) {
         peer.into = stream.expected.front().data;
         peer.is_early = false;
     } else if (n_bytes <= most_early_bytes_ && early_bytes_ <= most_early_bytes_ - n_bytes) {
+        try {
+            stream.early.push_back({std::vector<std::uint8_t>(n_bytes), 0});
+        } catch (const std::bad_alloc&) {
+            lose(number, "sent more than there is memory for");
+            return false;
+        }
         early_bytes_ += n_bytes;
-        stream.early.emplace_back();
-        stream.early.back().bytes.resize(n_bytes);
         peer.into = stream.early.back().bytes.data();
         peer.is_early = true;
     } else {
@@ -309,9 +314,11 @@ void Endpoint::watch(std::size_t number) {
     event.events = (peer.is_held ? 0u : static_cast<std::uint32_t>(EPOLLIN)) |
                    (peer.outgoing.empty() ? 0u : static_cast<std::uint32_t>(EPOLLOUT));
     event.data.u64 = number;
-    if (!peer.is_watched) {
-        ::epoll_ctl(epoll_, EPOLL_CTL_ADD, peer.socket, &event);
-    } else if (event.events != peer.events) {
+    if (!peer.is_watched && ::epoll_ctl(epoll_, EPOLL_CTL_ADD, peer.socket, &event) != 0) {
+        lose(number, "cannot be watched: " + describe(errno));
+        return;
+    }
+    if (peer.is_watched && event.events != peer.events) {
         ::epoll_ctl(epoll_, EPOLL_CTL_MOD, peer.socket, &event);
     }
     peer.is_watched = true;

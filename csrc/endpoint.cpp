@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <system_error>
 
 namespace distlion {
@@ -20,19 +21,29 @@ constexpr std::size_t kLargeBytes = 32 * 1024;
 constexpr auto kThreadSlice = std::chrono::milliseconds(500);
 constexpr std::uint64_t kWake = ~std::uint64_t{0};
 
+// Its number may belong to somebody else from here on.
+void shut(int& descriptor) {
+    if (descriptor >= 0) {
+        ::close(descriptor);
+    }
+    descriptor = -1;
+}
+
 }  // namespace
 
 Endpoint::Endpoint(std::size_t rank, const std::vector<int>& sockets, std::size_t most_early_bytes)
     : rank_(rank), most_early_bytes_(most_early_bytes), peers_(sockets.size()) {
     epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
     wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (epoll_ < 0 || wake_ < 0) {
-        throw std::system_error(errno, std::system_category(), "a wait for sockets cannot be set up");
-    }
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = kWake;
-    ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
+    if (epoll_ < 0 || wake_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) {
+        const int error = errno;
+        shut(epoll_);
+        shut(wake_);
+        throw std::system_error(error, std::system_category(), "a wait for sockets cannot be set up");
+    }
     for (std::size_t number = 0; number < peers_.size(); ++number) {
         peers_[number].socket = sockets[number];
         if (number != rank_) {
@@ -47,8 +58,8 @@ Endpoint::~Endpoint() {
     if (thread_.joinable()) {
         thread_.join();
     }
-    ::close(epoll_);
-    ::close(wake_);
+    shut(epoll_);
+    shut(wake_);
 }
 
 std::uint64_t Endpoint::begin(std::size_t stream, const std::vector<Chunk>& sends,
@@ -109,6 +120,9 @@ Outcome Endpoint::look(std::uint64_t number) {
     const Shared transfer = found->second;
     if (transfer->n_left > 0 && transfer->failure.empty() && !is_driven_) {
         drive(lock, std::chrono::nanoseconds(0));
+        if (n_large_ > 0 && n_waiting_ == 0) {
+            idle_.notify_one();  // the thread may have found this one at the sockets
+        }
     }
     if (!transfer->failure.empty()) {
         return Outcome::failed;
@@ -124,7 +138,17 @@ Outcome Endpoint::wait(std::uint64_t number, std::chrono::nanoseconds limit, std
     }
     const Shared transfer = found->second;
     const auto end = std::chrono::steady_clock::now() + limit;
-    ++n_waiting_;
+    // Also where there is no memory to go on.
+    struct Waiting {
+        Endpoint& end;
+        explicit Waiting(Endpoint& where) : end(where) { ++end.n_waiting_; }
+        ~Waiting() {
+            if (--end.n_waiting_ == 0 && end.n_large_ > 0) {
+                end.idle_.notify_one();
+            }
+        }
+    };
+    const Waiting waiting(*this);
     // At least one look at the sockets, however late this thread comes to it.
     bool goes_on = true;
     while (transfer->n_left > 0 && transfer->failure.empty() && goes_on) {
@@ -135,10 +159,6 @@ Outcome Endpoint::wait(std::uint64_t number, std::chrono::nanoseconds limit, std
         } else {
             goes_on = drive(lock, left) && left.count() > 0;
         }
-    }
-    --n_waiting_;
-    if (n_waiting_ == 0 && n_large_ > 0) {
-        idle_.notify_one();
     }
     if (!transfer->failure.empty()) {
         failure = transfer->failure;
@@ -163,6 +183,9 @@ std::vector<std::size_t> Endpoint::list_lost() {
 }
 
 void Endpoint::cancel() {
+    if (epoll_ < 0) {
+        return;  // abandoned: the lock may be held for ever
+    }
     const Lock lock(mutex_);
     for (std::size_t number = 0; number < peers_.size(); ++number) {
         if (number != rank_ && !peers_[number].is_lost) {
@@ -179,12 +202,10 @@ void Endpoint::cancel() {
 void Endpoint::abandon() {
     // Another thread may have held the lock when the process forked.
     for (Peer& peer : peers_) {
-        if (peer.socket >= 0) {
-            ::close(peer.socket);
-        }
+        shut(peer.socket);
     }
-    ::close(epoll_);
-    ::close(wake_);
+    shut(epoll_);
+    shut(wake_);
 }
 
 // One chunk of a transfer has ended.
@@ -248,8 +269,16 @@ void Endpoint::run() {
     while (!is_over_) {
         if (n_large_ == 0 || n_waiting_ > 0 || is_driven_) {
             idle_.wait(lock);
-        } else {
+            continue;
+        }
+        try {
             drive(lock, kThreadSlice);
+        } catch (const std::exception& error) {
+            for (std::size_t number = 0; number < peers_.size(); ++number) {
+                if (number != rank_ && !peers_[number].is_lost) {
+                    lose(number, error.what());
+                }
+            }
         }
     }
 }

@@ -83,6 +83,17 @@ def test_another_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_wire()
 
 
+@pytest.mark.parametrize("variable", ["DISTLION_WIRE_PORT", "GLOO_SOCKET_IFNAME"])
+def test_a_bad_port_or_interface_is_refused_before_anybody_waits(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "no-such")
+    choose_wire()
+    monkeypatch.setenv(WIRE_VARIABLE, "tcp")
+    with pytest.raises(errors.InvalidArgumentError, match=f"{variable}=no-such"):
+        choose_wire()
+
+
 def fork_and_die(rank: int, world_size: int) -> str:
     """Rank 1 dies while a process that it has forked, as a data loader does, lives on."""
     os.environ[WIRE_VARIABLE] = "tcp"

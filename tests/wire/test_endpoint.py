@@ -430,3 +430,19 @@ def test_a_fork_does_not_keep_a_connection_open() -> None:
     finally:
         os.write(go[1], b"x")
         os.waitpid(child, 0)
+
+
+def test_a_fork_of_a_fork_closes_nothing_of_others() -> None:
+    end = join(2)[0]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # it waits for ever without its pipes
+        end.abandon()
+        pipes = [os.pipe() for _ in range(4)]  # their numbers are those that were closed
+        end.abandon()
+        end.cancel()
+        for reader, writer in pipes:
+            os.write(writer, b"x")
+            os.read(reader, 1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0

@@ -68,6 +68,13 @@ def test_a_member_that_does_not_come_is_named() -> None:
         meet(dist.HashStore(), 0, 2, timeout_s=0.2)  # type: ignore[attr-defined]
 
 
+def test_ranks_that_errors_name_are_those_of_the_callers_group() -> None:
+    for rank, other in ((0, 3), (1, 1)):
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        with pytest.raises(MeetingError, match=f"rank {other} did not come"):
+            meet(store, rank, 2, timeout_s=0.2, names=[1, 3])
+
+
 def test_a_member_that_publishes_and_does_not_dial_is_named() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     store.set("wire/1", json.dumps([rendezvous.WIRE_VERSION, "00" * 16, "00" * 32, []]))
@@ -92,6 +99,44 @@ def test_a_listener_that_does_not_know_the_keys_is_refused() -> None:
     with pytest.raises(MeetingError, match=r"rank 0 cannot be reached.*does not know the keys"):
         meet(store, 1, 2, timeout_s=LIMIT_S)
     server.close()
+
+
+def test_a_first_address_that_is_silent_leaves_time_for_the_second_one() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    store, coming, _ = begin()
+    words = json.loads(store.get("wire/0"))
+    words[3].insert(0, list(silent.getsockname()))
+    store.set("wire/0", json.dumps(words))
+    assert meet(store, 1, 2, timeout_s=1.0)[0] is not None
+    assert coming.result()[1] is not None
+    silent.close()
+
+
+def test_a_meeting_that_fails_leaves_no_connection_open() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    good, refusing = (socket.create_server(("127.0.0.1", 0)) for _ in "ab")
+    refusing.close()
+    key, number = "33" * 32, "44" * 16
+    accepted: list[bytes] = []
+
+    def answer() -> None:
+        connection, _ = good.accept()
+        text = connection.recv(SAID.size + 32, socket.MSG_WAITALL)
+        keys = bytes.fromhex(key + json.loads(store.get("wire/2"))[2])
+        proof = hmac.digest(keys, b"listens" + text[: SAID.size], "sha256")
+        connection.sendall(b"DLtp" + proof)
+        accepted.append(connection.recv(1))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    for rank, port in ((0, 1), (1, good.getsockname()[1])):
+        words = [rendezvous.WIRE_VERSION, number, key, [["127.0.0.1", port]]]
+        store.set(f"wire/{rank}", json.dumps(words))
+    with pytest.raises(MeetingError, match="rank 0 cannot be reached") as told:
+        meet(store, 2, 3, timeout_s=2.0)
+    answering.join(LIMIT_S)
+    assert accepted == [b""], told
+    good.close()
 
 
 def _answer_wrongly(server: socket.socket) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distlion.wire.sockets import SocketGroup
+from distlion.wire.sockets import SocketGroup, SocketWork
 
 N_BYTES = 30_000_000
 """More than the system takes before somebody reads it."""
@@ -103,3 +106,47 @@ def test_cancel_fails_what_is_under_way_on_both(pair: list[SocketGroup]) -> None
         with pytest.raises(RuntimeError, match="peer"):
             work.wait()
         assert work.is_completed()
+
+
+def test_what_has_begun_is_held_whatever_comes_next(
+    pair: list[SocketGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SocketWork, "__init__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pair[0].swap(bytes_of(0), bytes_of(1), 1)
+    assert len(pair[0]._held) == 1
+
+
+def test_a_group_without_an_endpoint_closes_its_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("distlion.wire._endpoint.Endpoint", refuse)
+    closed: list[int] = []
+    monkeypatch.setattr(
+        "os.close", lambda number, close=os.close: (closed.append(number), close(number))
+    )
+    store = dist.HashStore()  # type: ignore[attr-defined]
+
+    def make(rank: int) -> None:
+        with pytest.raises(MemoryError):
+            SocketGroup(store, rank, 2, timeout_s=20.0)
+
+    in_turns(lambda: make(0), lambda: make(1))
+    assert len(closed) == 2
+
+
+def test_a_fork_may_start_programs(pair: list[SocketGroup]) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # it waits for ever without its pipes
+        made = subprocess.run(["echo", "x"], capture_output=True, preexec_fn=os.setsid, check=False)
+        os._exit(0 if made.stdout == b"x\n" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(pair) == 2

@@ -183,7 +183,7 @@ def _connect(
     made: Any
     try:
         if wire == "tcp":
-            made = SocketGroup(store, rank, len(members), timeout_s=connect_s)
+            made = SocketGroup(store, rank, len(members), timeout_s=connect_s, names=members)
         else:
             made = ProcessGroupGloo(store, rank, len(members), timedelta(seconds=connect_s))
             made._set_default_timeout(timedelta(seconds=timeout_s))

@@ -147,7 +147,9 @@ def _forget_listener() -> None:
 os.register_at_fork(after_in_child=_forget_listener)
 
 
-def meet(store: Any, rank: int, size: int, *, timeout_s: float) -> list[socket.socket | None]:
+def meet(
+    store: Any, rank: int, size: int, *, timeout_s: float, names: Sequence[int] | None = None
+) -> list[socket.socket | None]:
     """Connect to all other members of a group: 1 publish, 2 read, 3 dial, 4 be dialed.
 
     Args:
@@ -155,6 +157,7 @@ def meet(store: Any, rank: int, size: int, *, timeout_s: float) -> list[socket.s
         rank: This member.
         size: Number of members.
         timeout_s: Seconds for all of it.
+        names: Ranks that errors name, by rank in the group; None: those in the group.
 
     Returns:
         The sockets by rank, not blocking; None for this member.
@@ -165,6 +168,7 @@ def meet(store: Any, rank: int, size: int, *, timeout_s: float) -> list[socket.s
     """
     deadline_s = time.monotonic() + timeout_s
     listener, meeting = _listen(), _Meeting(rank, size)
+    names = range(size) if names is None else names
     addresses = [(host, listener.port) for host in list_hosts(_find_store(store))]
     listener.meetings[meeting.number] = meeting
     try:
@@ -174,11 +178,11 @@ def meet(store: Any, rank: int, size: int, *, timeout_s: float) -> list[socket.s
 
         # 2 read
         others = [each for each in range(size) if each != rank]
-        published = _read_all(store, others, deadline_s)
+        published = _read_all(store, others, deadline_s, names)
         with meeting.changed:
             for peer, (version, _, key, _) in published.items():
                 if version != WIRE_VERSION:
-                    raise MeetingError(f"rank {peer} speaks version {version} of the wire")
+                    raise MeetingError(f"rank {names[peer]} speaks version {version} of the wire")
                 meeting.keys[peer] = bytes.fromhex(key)
             meeting.changed.notify_all()
 
@@ -186,11 +190,14 @@ def meet(store: Any, rank: int, size: int, *, timeout_s: float) -> list[socket.s
         lower = [each for each in others if each < rank]
         with ThreadPoolExecutor(max(1, min(len(lower), _MOST_DIALS))) as pool:
             dialed = {
-                peer: pool.submit(_dial, meeting, peer, published[peer], deadline_s)
+                peer: pool.submit(_dial, meeting, peer, published[peer], deadline_s, names[peer])
                 for peer in lower
             }
         for peer, found in dialed.items():
-            meeting.sockets[peer] = found.result()
+            if found.exception() is None:
+                meeting.sockets[peer] = found.result()
+        for found in dialed.values():
+            found.result()  # raises, once all that have to be closed are known
 
         # 4 be dialed
         with meeting.changed:
@@ -199,7 +206,7 @@ def meet(store: Any, rank: int, size: int, *, timeout_s: float) -> list[socket.s
             )
             missing = [each for each in others if each not in meeting.sockets]
             if missing:
-                raise MeetingError(f"rank {missing[0]} did not connect to this one in time")
+                raise MeetingError(f"rank {names[missing[0]]} did not connect to this one in time")
             del listener.meetings[meeting.number]
     except BaseException:
         _close(meeting)
@@ -223,20 +230,22 @@ def _find_store(store: Any) -> tuple[str, int] | None:
     return (str(host), int(port)) if host and port else None
 
 
-def _read_all(store: Any, ranks: Sequence[int], deadline_s: float) -> dict[int, list[Any]]:
+def _read_all(
+    store: Any, ranks: Sequence[int], deadline_s: float, names: Sequence[int]
+) -> dict[int, list[Any]]:
     keys = [f"wire/{each}" for each in ranks]
     try:
         store.wait(keys, timedelta(seconds=max(0.01, deadline_s - time.monotonic())))
     except RuntimeError as error:
         missing = [each for each, key in zip(ranks, keys, strict=True) if not store.check([key])]
-        who = f"rank {missing[0]} did not come" if missing else str(error)
+        who = f"rank {names[missing[0]]} did not come" if missing else str(error)
         raise MeetingError(who) from None
     words = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
     return {each: json.loads(word) for each, word in zip(ranks, words, strict=True)}
 
 
 def _dial(
-    meeting: _Meeting, peer: int, published: Sequence[Any], deadline_s: float
+    meeting: _Meeting, peer: int, published: Sequence[Any], deadline_s: float, name: int
 ) -> socket.socket:
     """Connect to a member at the first of its addresses that answers.
 
@@ -255,12 +264,13 @@ def _dial(
         secrets.token_bytes(16),
     )
     for place, (host, port) in enumerate(addresses):
-        left_s = (deadline_s - time.monotonic()) / (len(addresses) - place)
+        now_s = time.monotonic()
+        until_s = now_s + (deadline_s - now_s) / (len(addresses) - place)
         connection = None
         try:
-            connection = socket.create_connection((host, port), max(0.01, left_s))
+            connection = socket.create_connection((host, port), max(0.01, until_s - now_s))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(max(0.01, deadline_s - time.monotonic()))
+            connection.settimeout(max(0.01, until_s - time.monotonic()))
             connection.sendall(said + meeting.prove(peer, b"dials", said))
             answer = _read(connection, _ANSWER_BYTES)
             wanted = _MAGIC + meeting.prove(peer, b"listens", said)
@@ -271,7 +281,7 @@ def _dial(
             errors.append(f"{host}:{port}: {error}")
         if connection is not None:
             connection.close()
-    raise MeetingError(f"rank {peer} cannot be reached at {', '.join(errors)}")
+    raise MeetingError(f"rank {name} cannot be reached at {', '.join(errors)}")
 
 
 def _read(connection: socket.socket, n_bytes: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
@@ -29,11 +30,12 @@ class SocketWork:
 
     Args:
         group: The group that carries it.
-        number: Its number there.
+        serial: Its place among what the group holds.
+        number: Its number at the group's endpoint.
     """
 
-    def __init__(self, group: SocketGroup, number: int) -> None:
-        self._group, self._number = group, number
+    def __init__(self, group: SocketGroup, serial: int, number: int) -> None:
+        self._group, self._serial, self._number = group, serial, number
 
     def is_completed(self) -> bool:
         """Return whether it has ended, or failed."""
@@ -50,7 +52,7 @@ class SocketWork:
         ):
             if limit is not None:
                 raise RuntimeError("timed out")
-        self._group._held.pop(self._number, None)
+        self._group._held.pop(self._serial, None)
         return True
 
 
@@ -62,21 +64,37 @@ class SocketGroup:
         rank: This worker.
         size: Number of workers.
         timeout_s: Seconds for all to connect.
+        names: Ranks that errors name, by rank in the group; None: those in the group.
 
     Raises:
         MeetingError: Some worker did not connect.
         InvalidArgumentError: An environment variable is no port, or names no interface.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, *, timeout_s: float) -> None:
-        sockets = meet(store, rank, size, timeout_s=timeout_s)
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        names: Sequence[int] | None = None,
+    ) -> None:
+        sockets = meet(store, rank, size, timeout_s=timeout_s, names=names)
         descriptors = [-1 if each is None else each.detach() for each in sockets]
         self._rank, self._size = rank, size
         # Other systems than Linux have none; ``choose_wire`` says so.
         make = import_module("distlion.wire._endpoint").Endpoint
-        self._endpoint: Endpoint = make(rank, descriptors, MOST_EARLY_BYTES)
-        # Tensors that the endpoint reads and writes, by transfer.
+        try:
+            self._endpoint: Endpoint = make(rank, descriptors, MOST_EARLY_BYTES)
+        except BaseException:
+            for descriptor in descriptors:
+                if descriptor >= 0:
+                    os.close(descriptor)
+            raise
+        # Tensors that the endpoint reads and writes, by collective.
         self._held: dict[int, tuple[Tensor, ...]] = {}
+        self._serials = itertools.count()
         # The next rank first, so that not all begin with the same one.
         self._order = [(rank + place) % size for place in range(size)]
         _groups.add(self)
@@ -154,9 +172,9 @@ class SocketGroup:
         for tensor in tensors:
             if not tensor.is_contiguous() or tensor.device.type != "cpu":
                 raise RuntimeError("expected contiguous tensors in host memory")
-        number = self._endpoint.begin(stream, sends, receives)
-        self._held[number] = tensors
-        return SocketWork(self, number)
+        serial = next(self._serials)
+        self._held[serial] = tensors  # an interrupt may come as soon as it has begun
+        return SocketWork(self, serial, self._endpoint.begin(stream, sends, receives))
 
 
 def _piece(peer: int, tensor: Tensor) -> _Piece:
@@ -170,6 +188,7 @@ def _abandon_all() -> None:
     """Close a fork's copies of connections, which would keep them open after this process."""
     for group in list(_groups):
         group._endpoint.abandon()
+    _groups.clear()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

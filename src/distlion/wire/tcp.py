@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, StepError
 from distlion.failures import FailureKind
+from distlion.wire.addresses import list_chosen, read_ports
 from distlion.wire.gloo import Gloo, GlooTransfer
 from distlion.wire.sockets import SocketGroup
 from distlion.wire.transport import ByteCount
@@ -41,9 +42,10 @@ class Tcp(Gloo):
         return GlooTransfer(self, start, sent, step=step, what=what)
 
     def failure(self, kind: FailureKind, step: int | None, what: str) -> StepError:
-        error = super().failure(kind, step, what)
-        self._sockets.cancel()
-        return error
+        try:
+            return super().failure(kind, step, what)
+        finally:
+            self._sockets.cancel()
 
     @property
     def _sockets(self) -> SocketGroup:
@@ -54,7 +56,8 @@ def choose_wire() -> Wire:
     """Return the transport that ``DISTLION_WIRE`` names; Gloo without it.
 
     Raises:
-        InvalidArgumentError: It names another one, or one that this system lacks.
+        InvalidArgumentError: It names another one, or one that this system lacks; or the port or
+            the interface for it is none.
     """
     chosen = os.environ.get(WIRE_VARIABLE) or "gloo"
     if chosen not in ("gloo", "tcp"):
@@ -63,6 +66,9 @@ def choose_wire() -> Wire:
         raise InvalidArgumentError(
             f"{WIRE_VARIABLE}=tcp on {sys.platform}: it needs Linux; expected gloo"
         )
+    if chosen == "tcp":  # an error that comes later keeps the others waiting for this worker
+        read_ports()
+        list_chosen()
     return cast(Wire, chosen)
 
 

@@ -79,7 +79,9 @@ class Transport(Protocol):
     """One worker's end of a connection between some workers, its *members*.
 
     A collective returns a ``Transfer``; several may be under way. All members begin the same ones,
-    and wait for them, in the same order. Tensors to send lie in ``wire_device``, wherever the
+    and wait for them, in the same order. That holds across collectives and swaps too, as all that
+    goes to one member may share a connection, and one that nobody wants holds up those behind it.
+    Tensors to send lie in ``wire_device``, wherever the
     parameters are: there frames are checked and votes are counted.
 
     Attributes:
