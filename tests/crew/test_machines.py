@@ -30,7 +30,7 @@ from crews import (
 )
 from distlion import faults
 from distlion.crew import CrewLion
-from distlion.errors import CrewError, DistlionError, UnsupportedTypeError
+from distlion.errors import CrewError, DistlionError, ProcessGroupError, UnsupportedTypeError
 from distlion.wire.watch import FINDING
 from distributed.sharded_models import load, save
 from machines import (
@@ -52,6 +52,44 @@ def train_all(rank: int, size: int, port: int, options: dict[str, Any]) -> dict[
     mesh = connect_machine(port, str(machine), lane)
     crew = make_crew(port, member=mesh, min_workers=2)
     return train_machine(crew, mesh, options, seed=machine, goal=GOAL)
+
+
+def average_statistics(rank: int, size: int, port: int) -> dict[str, Any]:
+    """Average buffers where there is no epoch yet, inside one, and after it."""
+    machine, lane = divmod(rank, LANES)
+    mesh = connect_machine(port, str(machine), lane)
+    crew = make_crew(port, member=mesh, min_workers=2)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    model[1].running_mean.fill_(float(rank))
+    refused = []
+
+    def try_now() -> None:
+        try:
+            distlion.average_buffers(model)
+        except ProcessGroupError as error:
+            refused.append(str(error))
+
+    try_now()
+    with crew:
+        optimizer = crew.optimizer(model.named_parameters(), lr=1e-2, timeouts=TIMEOUTS)
+        distlion.average_buffers(model)
+        mean = model[1].running_mean.tolist()
+        backward(model, optimizer.committed_step, machine, lane)
+        optimizer.step()
+        distlion.average_buffers(model)
+        equal = model[1].running_mean.tolist()
+    try_now()
+    return {"mean": mean, "equal": equal, "refused": refused}
+
+
+def test_buffers_are_averaged_over_all_processes_of_all_machines() -> None:
+    store = host_store()
+    results = start(average_statistics, 2 * LANES, store.port)
+    for each in results:
+        assert each["mean"] == [1.5] * 4
+        assert each["equal"] == results[0]["equal"] != each["mean"]
+        assert len(each["refused"]) == 2
+        assert all("inside `with crew:`" in said for said in each["refused"])
 
 
 def find_seed(results: list[dict[str, Any]]) -> int:

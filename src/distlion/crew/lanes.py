@@ -38,7 +38,7 @@ from distlion.errors import CrewError, InvalidArgumentError, ProcessGroupError, 
 from distlion.step.ranks import Ranks, check_member
 from distlion.wire.ask import ask_texts
 from distlion.wire.gloo import Gloo
-from distlion.wire.groups import drop_store, group_apart, keep, own_group
+from distlion.wire.groups import drop_store, group_apart, keep, own_group, stand_in
 from distlion.wire.heartbeats import Heartbeats
 from distlion.wire.watch import watch_peers
 
@@ -162,6 +162,7 @@ class Lanes(OneLane):
         self.number, self.lane = dist.get_world_size(self.group), dist.get_rank(self.group)
         self.alone = replace(Ranks.alone(), has_own_groups=True)
         self._n_found = 0
+        stand_in(self, None)
 
     def begin(self, rendezvous: Rendezvous, *, silence_s: float) -> int:
         identity = take_id(rendezvous.store) if self.leads else None
@@ -291,6 +292,7 @@ class Lanes(OneLane):
         heartbeats = listen(epoch, silence_s=silence_s)
         watch = watch_peers(group, store_is_apart=True, heartbeats=heartbeats)
         watch.is_one_of_several = True
+        stand_in(self, group)
         first = rank - self.lane
         return Ranks(
             group,
@@ -302,6 +304,7 @@ class Lanes(OneLane):
 
     def disconnect(self, ranks: Ranks, *, has_failed: bool) -> None:
         group = ranks.process_group
+        stand_in(self, None)
         if group is None:
             return
         if has_failed:
