@@ -30,7 +30,13 @@ from crews import (
 )
 from distlion import faults
 from distlion.crew import CrewLion
-from distlion.errors import CrewError, DistlionError, ProcessGroupError, UnsupportedTypeError
+from distlion.errors import (
+    CrewError,
+    DistlionError,
+    ProcessGroupError,
+    ReplicaMismatchError,
+    UnsupportedTypeError,
+)
 from distlion.wire.watch import FINDING
 from distributed.sharded_models import load, save
 from machines import (
@@ -52,6 +58,35 @@ def train_all(rank: int, size: int, port: int, options: dict[str, Any]) -> dict[
     mesh = connect_machine(port, str(machine), lane)
     crew = make_crew(port, member=mesh, min_workers=2)
     return train_machine(crew, mesh, options, seed=machine, goal=GOAL)
+
+
+def differ_inside(rank: int, size: int, port: int, is_late: bool) -> Any:
+    """Parameters differ between the processes of a machine, one that is not trained too."""
+    machine, lane = divmod(rank, LANES)
+    mesh = connect_machine(port, str(machine), lane)
+    crew = make_crew(port, member=mesh, min_workers=2)
+    model = make_model(rank)
+    model[0].bias.requires_grad_(False).fill_(float(rank))
+    try:
+        with crew:
+            optimizer = crew.optimizer(model.named_parameters(), lr=1e-2, timeouts=TIMEOUTS)
+            backward(model, optimizer.committed_step, machine, lane)
+            optimizer.step()
+            if is_late:
+                model[0].bias.fill_(float(rank))
+                optimizer.form(())
+    except ReplicaMismatchError as error:
+        return str(error)
+    return digest(model)
+
+
+def test_processes_of_a_machine_begin_with_equal_parameters() -> None:
+    store = host_store()
+    results = start(differ_inside, 2 * LANES, store.port, False)
+    assert isinstance(results[0], bytes) and len(set(results)) == 1
+    store = host_store()
+    for said in start(differ_inside, 2 * LANES, store.port, True):
+        assert "replicas differ in 0.bias" in said
 
 
 def average_statistics(rank: int, size: int, port: int) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class Epoch:
     @property
     def takes_parameters(self) -> bool:
         """True if this worker takes the first one's: its own are older, or nobody trained yet."""
-        return self.is_behind or (self.place > 0 and not self.members[0].epoch)
+        return self.is_behind or (self.rank > 0 and not self.members[0].epoch)
 
 
 def take_id(store: SignedStore) -> int:
