@@ -149,7 +149,7 @@ class Membership:
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
         self._others_until_s = 0.0
-        self._lookout = Lookout(rendezvous, self.id, leads=self.lanes.leads)
+        self._lookout = Lookout(rendezvous, self.id, self.lanes)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
 
