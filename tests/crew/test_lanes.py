@@ -219,6 +219,19 @@ def test_those_that_begin_together_have_as_many_processes() -> None:
     assert "has 2 processes, and this one 4 processes" in other["refused"]
 
 
+def test_process_without_a_group_and_a_group_of_one_do_not_begin_together() -> None:
+    store = make_store()
+    asks = [
+        Ask(number, Member(number, 0, 0, 17, "host", 100, has_group=number == 1))
+        for number in range(3)
+    ]
+    decide_among(Places(store), asks, min_workers=2)  # type: ignore[arg-type]
+    one, other, two = (store.read(each.answer, json.loads) for each in asks)
+    assert one == two and [each["id"] for each in one["members"]] == [0, 2]
+    assert "is a process without a group" in other["refused"]
+    assert "this one is given as Crew(member=...)" in other["refused"]
+
+
 def test_ranks_of_a_member_follow_each_other() -> None:
     members = tuple(Member(each, 2, 40, 17, "host", 100, processes=3) for each in (7, 4))
     epoch = Epoch(5, members, 1, make_store().at(name_epoch(5)), lane=2)

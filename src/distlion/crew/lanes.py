@@ -71,6 +71,10 @@ class OneLane:
     alone = Ranks.alone()
     """This process between two epochs."""
 
+    def describe(self) -> str:
+        """Describe what must be equal on all members, in one line."""
+        return f"processes of a member: {self.number}"
+
     @property
     def leads(self) -> bool:
         """True on the process that speaks for its member."""
@@ -170,6 +174,9 @@ class Lanes(OneLane):
         self._n_found = 0
         self._in_epoch: tuple[weakref.ref[PeerWatch], tuple[int, ...]] | None = None
         stand_in(self, None)
+
+    def describe(self) -> str:
+        return f"{super().describe()}, in a group"
 
     def begin(self, rendezvous: Rendezvous, *, silence_s: float) -> int:
         identity = take_id(rendezvous.store) if self.leads else None
