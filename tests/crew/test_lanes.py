@@ -38,7 +38,7 @@ def make_lanes(store: SignedStore, number: int = 2, silence_s: float = 60.0) -> 
         lanes._store = store
         lanes._heartbeats = Heartbeats(store.plain, lane, number, silence_s)
         lanes._heartbeats_beside = Heartbeats(store.plain, lane, number, silence_s)
-        lanes._in_epoch = None
+        lanes._in_epoch, lanes._is_doubted = None, False
         made.append(lanes)
     return made
 
@@ -126,7 +126,7 @@ def test_process_does_not_wait_for_one_that_has_left_or_is_silent() -> None:
     here, _ = make_lanes(store, silence_s=0.05)
     beat(store.plain, 1, 5)
     (error,) = find_all([here], [make_member()], lambda: make_epoch(4))
-    assert isinstance(error, CrewError) and "process 1 of this member is silent" in str(error)
+    assert isinstance(error, CrewError) and "of its 2 processes these are lost: 1" in str(error)
 
 
 class GoneStore:

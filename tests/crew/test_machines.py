@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,6 @@ from distlion.crew import CrewLion
 from distlion.errors import (
     CrewError,
     DistlionError,
-    ProcessGroupError,
-    ReplicaMismatchError,
     UnsupportedTypeError,
 )
 from distlion.wire.watch import FINDING
@@ -58,73 +57,6 @@ def train_all(rank: int, size: int, port: int, options: dict[str, Any]) -> dict[
     mesh = connect_machine(port, str(machine), lane)
     crew = make_crew(port, member=mesh, min_workers=2)
     return train_machine(crew, mesh, options, seed=machine, goal=GOAL)
-
-
-def differ_inside(rank: int, size: int, port: int, is_late: bool) -> Any:
-    """Parameters differ between the processes of a machine, one that is not trained too."""
-    machine, lane = divmod(rank, LANES)
-    mesh = connect_machine(port, str(machine), lane)
-    crew = make_crew(port, member=mesh, min_workers=2)
-    model = make_model(rank)
-    model[0].bias.requires_grad_(False).fill_(float(rank))
-    try:
-        with crew:
-            optimizer = crew.optimizer(model.named_parameters(), lr=1e-2, timeouts=TIMEOUTS)
-            backward(model, optimizer.committed_step, machine, lane)
-            optimizer.step()
-            if is_late:
-                model[0].bias.fill_(float(rank))
-                optimizer.form(())
-    except ReplicaMismatchError as error:
-        return str(error)
-    return digest(model)
-
-
-def test_processes_of_a_machine_begin_with_equal_parameters() -> None:
-    store = host_store()
-    results = start(differ_inside, 2 * LANES, store.port, False)
-    assert isinstance(results[0], bytes) and len(set(results)) == 1
-    store = host_store()
-    for said in start(differ_inside, 2 * LANES, store.port, True):
-        assert "replicas differ in 0.bias" in said
-
-
-def average_statistics(rank: int, size: int, port: int) -> dict[str, Any]:
-    """Average buffers where there is no epoch yet, inside one, and after it."""
-    machine, lane = divmod(rank, LANES)
-    mesh = connect_machine(port, str(machine), lane)
-    crew = make_crew(port, member=mesh, min_workers=2)
-    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
-    model[1].running_mean.fill_(float(rank))
-    refused = []
-
-    def try_now() -> None:
-        try:
-            distlion.average_buffers(model)
-        except ProcessGroupError as error:
-            refused.append(str(error))
-
-    try_now()
-    with crew:
-        optimizer = crew.optimizer(model.named_parameters(), lr=1e-2, timeouts=TIMEOUTS)
-        distlion.average_buffers(model)
-        mean = model[1].running_mean.tolist()
-        backward(model, optimizer.committed_step, machine, lane)
-        optimizer.step()
-        distlion.average_buffers(model)
-        equal = model[1].running_mean.tolist()
-    try_now()
-    return {"mean": mean, "equal": equal, "refused": refused}
-
-
-def test_buffers_are_averaged_over_all_processes_of_all_machines() -> None:
-    store = host_store()
-    results = start(average_statistics, 2 * LANES, store.port)
-    for each in results:
-        assert each["mean"] == [1.5] * 4
-        assert each["equal"] == results[0]["equal"] != each["mean"]
-        assert len(each["refused"]) == 2
-        assert all("inside `with crew:`" in said for said in each["refused"])
 
 
 def find_seed(results: list[dict[str, Any]]) -> int:
@@ -290,6 +222,7 @@ def be_stopped(rank: int, size: int, port: int, lane_stopped: int) -> dict[str, 
             own = optimizer.session.ranks.rank
             faults.arm(rank=own, step=step, point="before_step", action=lambda _: stop_self(store))
         if rank == 2 and step == COME_BY:
+            time.sleep(4)  # else all its processes run again, and it comes back
             wake(store)
 
     long = distlion.Timeouts(step_s=300, busy_s=300, init_s=300)
@@ -307,6 +240,41 @@ def test_machine_one_of_whose_processes_is_silent_leaves(lane: int) -> None:
     check_equal(results[LANES:], goal=GOAL)
     for result in results[LANES:]:
         assert "(silent)" in result["formed"][-1]
+
+
+def be_late(rank: int, size: int, port: int) -> dict[str, Any]:
+    """A process of a machine is late to an epoch's roll, so that the others go on without both."""
+    machine, lane = divmod(rank, LANES)
+    mesh = connect_machine(port, str(machine), lane)
+    crew = make_crew(port, member=mesh, min_workers=2)
+
+    naps = []
+
+    def nap(_: Any) -> None:
+        if (machine, lane) == (0, 1) and len(naps) == 1:
+            naps.append(2)
+            time.sleep(3)
+
+    def act(optimizer: CrewLion) -> None:
+        step = optimizer.committed_step
+        if step == STRUCK_AT and not naps:
+            naps.append(1)
+            faults.arm(rank=crew.id, step=step, point="roster", action=nap)
+            optimizer.form(())
+        if step == COME_BY and crew.lane == 0:
+            await_members(crew, size // LANES)
+
+    return train_machine(crew, mesh, {}, seed=machine, goal=GOAL, size=size // LANES, each=act)
+
+
+def test_machine_whose_process_was_only_late_comes_back_with_its_momenta() -> None:
+    store = host_store()
+    results = start(be_late, 3 * LANES, store.port)
+    check_equal(results, goal=GOAL)
+    sizes = {step: len(ids) for result in results for step, (_, ids) in result["epochs"].items()}
+    assert sizes[GOAL] == 3
+    log = "".join(results[LANES]["formed"])
+    assert "did not come" in log and "(back)" in log
 
 
 def hold_one(rank: int, size: int, port: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Member:
 
     @property
     def kind(self) -> tuple[int, bool]:
-        """What must be equal on all members, so that they can connect."""
+        """Its traits that must be equal on all members, so that they can connect."""
         return self.processes, self.has_group
 
     def describe(self) -> dict[str, Any]:

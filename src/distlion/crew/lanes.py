@@ -5,7 +5,8 @@
 
 They talk through the crew's store: a question there has a limit, and heartbeats show who runs. The
 member's own group is asked once, when it comes. A lane that is lost, silent or at another step ends
-its member: the other lanes raise CrewError, and the member may come back as a newcomer.
+its member: the other lanes raise CrewError, and the member may come back as a newcomer. If all were
+only late, so that the others went on without them, they meet and ask to be let in again.
 """
 
 from __future__ import annotations
@@ -125,8 +126,6 @@ class OneLane:
             culprits: Ranks of the processes.
             epoch: The epoch that they were in.
 
-        Raises:
-            CrewError: One is another process of this member.
         """
         return tuple(culprits)
 
@@ -173,6 +172,7 @@ class Lanes(OneLane):
         self.alone = replace(Ranks.alone(), has_own_groups=True)
         self._n_found = 0
         self._in_epoch: tuple[weakref.ref[PeerWatch], tuple[int, ...]] | None = None
+        self._is_doubted = False
         stand_in(self, None)
 
     def describe(self) -> str:
@@ -222,6 +222,7 @@ class Lanes(OneLane):
         self._store.set(self._name(f"lane {self.lane}"), mine)
         names = [self._name(f"lane {lane}") for lane in range(self.number)]
         self._await(names, limit_s=_MEET_S)
+        self._check_others()  # one may have come and left since
         told = [self._store.read(name, json.loads) for name in names]
         if any(each != told[0] for each in told):
             self._fail(f"processes of this member have come to different steps: {told}")
@@ -285,7 +286,7 @@ class Lanes(OneLane):
             self._fail(f"process {lane} has left: {why}")
         others = [lane for lane in range(self.number) if lane != self.lane]
         for lane in self._heartbeats.find_silent(others):
-            self._fail(f"process {lane} of this member is silent")
+            self._fail(f"of its {self.number} processes these are lost: {lane}")
 
     def _fail(self, why: str) -> NoReturn:
         raise CrewError(f"worker {self.id} leaves the crew: {why}; {_ADVICE}")
@@ -311,7 +312,7 @@ class Lanes(OneLane):
         stand_in(self, group)
         first = rank - self.lane
         inside = tuple(range(first, first + self.number))
-        self._in_epoch = weakref.ref(watch), inside
+        self._in_epoch, self._is_doubted = (weakref.ref(watch), inside), False
         return Ranks(
             group,
             rank,
@@ -332,16 +333,14 @@ class Lanes(OneLane):
 
     def find_lost(self, culprits: Sequence[int], epoch: Epoch) -> tuple[int, ...]:
         places = epoch.find_places(culprits)
-        if epoch.place in places:
-            lanes = [rank % self.number for rank in culprits if rank // self.number == epoch.place]
-            which = ", ".join(map(str, lanes))
-            self._fail(f"of its {self.number} processes these are lost: {which}")
+        # If all have only been late, they meet, and come back as one member.
+        self._is_doubted |= epoch.place in places
         return places
 
     def are_whole(self) -> bool:
         if not self.leads:  # it speaks with nobody outside
             return True
-        if self._store.check([_LEFT]):
+        if self._is_doubted or self._store.check([_LEFT]):
             return False
         if self._in_epoch is not None:
             watch, inside = self._in_epoch[0](), self._in_epoch[1]

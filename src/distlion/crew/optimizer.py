@@ -535,9 +535,6 @@ class CrewLion(DistributedLion):
         """Return the places of members that all others know to be gone.
 
         Only the receiver of damaged bytes may know of them, so these name nobody here.
-
-        Raises:
-            CrewError: A process of this member is gone.
         """
         if not isinstance(error, (MissingError, *_LOST)):
             return ()
