@@ -268,7 +268,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: what comes late in a first epoch that was given up reaches parameters",
         "crew/epoch.py",
-        "return self.is_behind or (self.place > 0 and not self.members[0].epoch)",
+        "return self.is_behind or (self.rank > 0 and not self.members[0].epoch)",
         "return self.is_behind",
         FOUND,
     ),

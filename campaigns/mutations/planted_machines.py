@@ -48,9 +48,9 @@ MACHINE_MUTATIONS = (
     Mutation(
         "machine: it stays although a process of it is lost",
         "crew/lanes.py",
-        "        if epoch.place in places:\n",
-        "        if False:\n",
-        LOST,
+        "        for lane in self._heartbeats.find_silent(others):\n",
+        "        for lane in ():\n",
+        ("crew/test_lanes.py",),
     ),
     Mutation(
         "machine: all its processes visit the same examples",
@@ -83,7 +83,7 @@ MACHINE_MUTATIONS = (
     Mutation(
         "machine: those that begin have different numbers of processes",
         "crew/membership.py",
-        "if each.member.processes == first.processes\n        and",
+        "if each.member.kind == first.kind\n        and",
         "if",
         ("crew/test_lanes.py",),
     ),

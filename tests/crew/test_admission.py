@@ -18,6 +18,7 @@ from crews import await_true
 from distlion.crew import admission, epoch, lifeline, lookout, membership
 from distlion.crew.admission import Ask, ask, list_asks
 from distlion.crew.epoch import Epoch, Member, TooFewError
+from distlion.crew.lanes import OneLane
 from distlion.crew.membership import decide_among
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
@@ -65,7 +66,7 @@ def ask_together(rendezvous: Any, *members: Member) -> list[dict[str, Any]]:
 
 def make_lookout(store: Any, places: int = 9) -> lookout.Lookout:
     """Make one whose thread has nothing to look at."""
-    return lookout.Lookout(make_rendezvous(store, places), 0)
+    return lookout.Lookout(make_rendezvous(store, places), 0, OneLane())
 
 
 def put_ask(store: Any, number: int, member: Member, *, is_ready: bool) -> Ask:
@@ -344,7 +345,7 @@ def test_only_those_that_join_are_blamed(culprits: Any, blamed: Any) -> None:
 def test_a_lookout_says_which_value_it_cannot_read() -> None:
     store = make_store()
     store.plain.set("begun", "abc")
-    look = lookout.Lookout(make_rendezvous(store), 0)
+    look = lookout.Lookout(make_rendezvous(store), 0, OneLane())
     look._rendezvous.find_last_begun = lambda: store.read("begun", int)  # type: ignore[method-assign]
     look._look(make_epoch(store, 0, 1))
     with pytest.raises(CrewError, match="'begun' = 'abc'"):

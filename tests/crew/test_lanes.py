@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from distlion.crew.admission import Ask
 from distlion.crew.epoch import Epoch, FormingError, Member, TooFewError
 from distlion.crew.lanes import Lanes
 from distlion.crew.membership import decide_among
-from distlion.crew.store import SignedStore, name_epoch
+from distlion.crew.store import Rendezvous, SignedStore, name_epoch
 from distlion.errors import CrewError
 from distlion.wire.heartbeats import Heartbeats, beat
 
@@ -35,6 +37,8 @@ def make_lanes(store: SignedStore, number: int = 2, silence_s: float = 60.0) -> 
         lanes.number, lanes.lane, lanes.id, lanes._n_found = number, lane, 3, 0
         lanes._store = store
         lanes._heartbeats = Heartbeats(store.plain, lane, number, silence_s)
+        lanes._heartbeats_beside = Heartbeats(store.plain, lane, number, silence_s)
+        lanes._in_epoch, lanes._is_doubted = None, False
         made.append(lanes)
     return made
 
@@ -122,7 +126,51 @@ def test_process_does_not_wait_for_one_that_has_left_or_is_silent() -> None:
     here, _ = make_lanes(store, silence_s=0.05)
     beat(store.plain, 1, 5)
     (error,) = find_all([here], [make_member()], lambda: make_epoch(4))
-    assert isinstance(error, CrewError) and "process 1 of this member is silent" in str(error)
+    assert isinstance(error, CrewError) and "of its 2 processes these are lost: 1" in str(error)
+
+
+class GoneStore:
+    """Stands in for a store that does not answer."""
+
+    def set(self, key: str, value: str) -> None:
+        raise dist.DistNetworkError("connection reset")
+
+
+def test_process_without_a_store_is_told_to_start_it_again() -> None:
+    (here,) = make_lanes(make_store(), 1)
+    here._store = GoneStore()  # type: ignore[assignment]
+    here._rendezvous = Rendezvous.__new__(Rendezvous)
+    here._rendezvous._endpoint = "head:29400"
+    (error,) = find_all([here], [make_member()], lambda: make_epoch(4))
+    assert isinstance(error, CrewError) and "resume all workers from a checkpoint" in str(error)
+
+
+class FixedWatch:
+    """Stands in for the watch of an epoch."""
+
+    lost: tuple[int, ...] = ()
+
+
+def test_first_process_knows_when_its_member_is_broken() -> None:
+    store = make_store()
+    here, other = make_lanes(store, silence_s=1)
+    watch = FixedWatch()
+    here._in_epoch = weakref.ref(watch), (2, 3)  # type: ignore[assignment]
+    assert here.are_whole()
+    watch.lost = (0,)
+    assert here.are_whole()
+    watch.lost = (0, 3)
+    assert not here.are_whole() and other.are_whole()
+    watch.lost = ()
+    assert here.are_whole()
+    for _ in range(4):
+        time.sleep(0.3)
+        is_whole = here.are_whole()
+    assert not is_whole  # no heartbeat
+    beat(store.plain, 1, 5)
+    assert here.are_whole()
+    other.leave("ValueError: bad")
+    assert not here.are_whole()
 
 
 class FixedCrew:
@@ -169,6 +217,19 @@ def test_those_that_begin_together_have_as_many_processes() -> None:
     one, other, two = (store.read(each.answer, json.loads) for each in asks)
     assert one == two and [each["id"] for each in one["members"]] == [0, 2]
     assert "has 2 processes, and this one 4 processes" in other["refused"]
+
+
+def test_process_without_a_group_and_a_group_of_one_do_not_begin_together() -> None:
+    store = make_store()
+    asks = [
+        Ask(number, Member(number, 0, 0, 17, "host", 100, has_group=number == 1))
+        for number in range(3)
+    ]
+    decide_among(Places(store), asks, min_workers=2)  # type: ignore[arg-type]
+    one, other, two = (store.read(each.answer, json.loads) for each in asks)
+    assert one == two and [each["id"] for each in one["members"]] == [0, 2]
+    assert "is a process without a group" in other["refused"]
+    assert "this one is given as Crew(member=...)" in other["refused"]
 
 
 def test_ranks_of_a_member_follow_each_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,11 @@ from crews import (
 )
 from distlion import faults
 from distlion.crew import CrewLion
-from distlion.errors import CrewError, DistlionError, UnsupportedTypeError
+from distlion.errors import (
+    CrewError,
+    DistlionError,
+    UnsupportedTypeError,
+)
 from distlion.wire.watch import FINDING
 from distributed.sharded_models import load, save
 from machines import (
@@ -217,6 +222,7 @@ def be_stopped(rank: int, size: int, port: int, lane_stopped: int) -> dict[str, 
             own = optimizer.session.ranks.rank
             faults.arm(rank=own, step=step, point="before_step", action=lambda _: stop_self(store))
         if rank == 2 and step == COME_BY:
+            time.sleep(4)  # else all its processes run again, and it comes back
             wake(store)
 
     long = distlion.Timeouts(step_s=300, busy_s=300, init_s=300)
@@ -234,6 +240,41 @@ def test_machine_one_of_whose_processes_is_silent_leaves(lane: int) -> None:
     check_equal(results[LANES:], goal=GOAL)
     for result in results[LANES:]:
         assert "(silent)" in result["formed"][-1]
+
+
+def be_late(rank: int, size: int, port: int) -> dict[str, Any]:
+    """A process of a machine is late to an epoch's roll, so that the others go on without both."""
+    machine, lane = divmod(rank, LANES)
+    mesh = connect_machine(port, str(machine), lane)
+    crew = make_crew(port, member=mesh, min_workers=2)
+
+    naps = []
+
+    def nap(_: Any) -> None:
+        if (machine, lane) == (0, 1) and len(naps) == 1:
+            naps.append(2)
+            time.sleep(3)
+
+    def act(optimizer: CrewLion) -> None:
+        step = optimizer.committed_step
+        if step == STRUCK_AT and not naps:
+            naps.append(1)
+            faults.arm(rank=crew.id, step=step, point="roster", action=nap)
+            optimizer.form(())
+        if step == COME_BY and crew.lane == 0:
+            await_members(crew, size // LANES)
+
+    return train_machine(crew, mesh, {}, seed=machine, goal=GOAL, size=size // LANES, each=act)
+
+
+def test_machine_whose_process_was_only_late_comes_back_with_its_momenta() -> None:
+    store = host_store()
+    results = start(be_late, 3 * LANES, store.port)
+    check_equal(results, goal=GOAL)
+    sizes = {step: len(ids) for result in results for step, (_, ids) in result["epochs"].items()}
+    assert sizes[GOAL] == 3
+    log = "".join(results[LANES]["formed"])
+    assert "did not come" in log and "(back)" in log
 
 
 def hold_one(rank: int, size: int, port: int) -> dict[str, Any]:

@@ -215,6 +215,12 @@ def refuse(store: SignedStore, asks: Sequence[Ask], own: Member) -> None:
                 f"each member of this crew has {name_processes(here)}, and this one "
                 f"{name_processes(there)}; expected as many. Start it with --nproc-per-node {here}"
             )
+        elif own.has_group != each.member.has_group:
+            kinds = {True: "given as Crew(member=...)", False: "a process without a group"}
+            why = (
+                f"each member of this crew is {kinds[own.has_group]}, and this one is "
+                f"{kinds[not own.has_group]}; start all in the same way"
+            )
         store.set(each.answer, json.dumps({"refused": why}))
     withdraw(store, asks)
 

@@ -45,6 +45,8 @@ class Member:
         host: Its host, for logs.
         pid: Its process number there.
         processes: Number of its processes, its lanes.
+        has_group: Whether they have a group of their own, also a single one. Then the crew's group
+            is apart from torch's, and cannot connect to a member without.
         donor: The member whose parameters and replies a newcomer has; None for none.
         follows: In an epoch, the donor's progress, if it is among the most advanced; else empty.
     """
@@ -57,6 +59,7 @@ class Member:
     pid: int
     calls: int = 0
     processes: int = 1
+    has_group: bool = False
     donor: int | None = None
     follows: tuple[int, ...] = ()
 
@@ -64,6 +67,11 @@ class Member:
     def progress(self) -> tuple[int, ...]:
         """Its progress, for comparison: a later epoch wins, whatever the step."""
         return self.follows or (self.epoch, self.step, self.calls)
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """Its traits that must be equal on all members, so that they can connect."""
+        return self.processes, self.has_group
 
     def describe(self) -> dict[str, Any]:
         """Return it in the form that the store keeps, without what an epoch adds."""
@@ -239,7 +247,7 @@ class Epoch:
     @property
     def takes_parameters(self) -> bool:
         """True if this worker takes the first one's: its own are older, or nobody trained yet."""
-        return self.is_behind or (self.place > 0 and not self.members[0].epoch)
+        return self.is_behind or (self.rank > 0 and not self.members[0].epoch)
 
 
 def take_id(store: SignedStore) -> int:

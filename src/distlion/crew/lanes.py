@@ -5,7 +5,8 @@
 
 They talk through the crew's store: a question there has a limit, and heartbeats show who runs. The
 member's own group is asked once, when it comes. A lane that is lost, silent or at another step ends
-its member: the other lanes raise CrewError, and the member may come back as a newcomer.
+its member: the other lanes raise CrewError, and the member may come back as a newcomer. If all were
+only late, so that the others went on without them, they meet and ask to be let in again.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from distlion.errors import CrewError, InvalidArgumentError, ProcessGroupError, 
 from distlion.step.ranks import Ranks, check_member
 from distlion.wire.ask import ask_texts
 from distlion.wire.gloo import Gloo
-from distlion.wire.groups import drop_store, group_apart, keep, own_group
+from distlion.wire.groups import drop_store, group_apart, keep, own_group, stand_in
 from distlion.wire.heartbeats import Heartbeats
-from distlion.wire.watch import watch_peers
+from distlion.wire.watch import PeerWatch, watch_peers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
 Find = Callable[[], Epoch]
 Read = Callable[[Mapping[str, Any]], Epoch | None]
 
-_POLL_S, _LISTEN_S = 0.005, 0.2
+_POLL_S, _POLL_LATER_S, _SOON_S = 0.005, 0.1, 2.0
+"""Seconds between two looks for words of other lanes, and those after which they are longer."""
+_LISTEN_S, _LEFT = 0.2, "left"
 _MEET_S = 600.0
 """Seconds until lanes that run have come to the same change of members."""
 _ADVICE = (
@@ -68,6 +71,10 @@ class OneLane:
     number, lane = 1, 0
     alone = Ranks.alone()
     """This process between two epochs."""
+
+    def describe(self) -> str:
+        """Describe what must be equal on all members, in one line."""
+        return f"processes of a member: {self.number}"
 
     @property
     def leads(self) -> bool:
@@ -119,10 +126,12 @@ class OneLane:
             culprits: Ranks of the processes.
             epoch: The epoch that they were in.
 
-        Raises:
-            CrewError: One is another process of this member.
         """
         return tuple(culprits)
+
+    def are_whole(self) -> bool:
+        """Return whether no other process of this member is known to be lost; for one thread."""
+        return True
 
     def leave(self, why: str) -> None:
         """Tell the other processes of this member that this one leaves the crew."""
@@ -162,6 +171,12 @@ class Lanes(OneLane):
         self.number, self.lane = dist.get_world_size(self.group), dist.get_rank(self.group)
         self.alone = replace(Ranks.alone(), has_own_groups=True)
         self._n_found = 0
+        self._in_epoch: tuple[weakref.ref[PeerWatch], tuple[int, ...]] | None = None
+        self._is_doubted = False
+        stand_in(self, None)
+
+    def describe(self) -> str:
+        return f"{super().describe()}, in a group"
 
     def begin(self, rendezvous: Rendezvous, *, silence_s: float) -> int:
         identity = take_id(rendezvous.store) if self.leads else None
@@ -180,9 +195,11 @@ class Lanes(OneLane):
                 f"processes of one member come to different crews: {[each[1] for each in told]}; "
                 "give all of them the same endpoint, run_id= and secret"
             )
-        self.id = int(told[0][0])
+        self.id, self._rendezvous = int(told[0][0]), rendezvous
         self._store = rendezvous.begin_beating_inside(self.id, self.lane)
-        self._heartbeats = Heartbeats(self._store.plain, self.lane, self.number, silence_s)
+        self._heartbeats, self._heartbeats_beside = (
+            Heartbeats(self._store.plain, self.lane, self.number, silence_s) for _ in range(2)
+        )
         return self.id
 
     def find(
@@ -193,7 +210,7 @@ class Lanes(OneLane):
             self._meet(own)
             return self._find(find, check) if self.leads else self._hear(read)
         except DistError as error:
-            raise CrewError(f"the store of the crew is gone ({error}); {_ADVICE}") from error
+            raise self._rendezvous.make_gone_error(error) from error
 
     def _meet(self, own: Member) -> None:
         """Wait for the other lanes, which must be as far as this one.
@@ -205,6 +222,7 @@ class Lanes(OneLane):
         self._store.set(self._name(f"lane {self.lane}"), mine)
         names = [self._name(f"lane {lane}") for lane in range(self.number)]
         self._await(names, limit_s=_MEET_S)
+        self._check_others()  # one may have come and left since
         told = [self._store.read(name, json.loads) for name in names]
         if any(each != told[0] for each in told):
             self._fail(f"processes of this member have come to different steps: {told}")
@@ -252,7 +270,7 @@ class Lanes(OneLane):
             CrewError: One is silent, has left, or does not come.
         """
         now_s = time.monotonic()
-        until_s, listen_s = now_s + limit_s, now_s
+        until_s, soon_s, listen_s = now_s + limit_s, now_s + _SOON_S, now_s
         while not self._store.check(names):
             now_s = time.monotonic()
             if now_s >= listen_s:
@@ -260,15 +278,15 @@ class Lanes(OneLane):
                 self._check_others()
             if now_s > until_s:
                 self._fail(f"a process of this member did not come within {limit_s:g} s")
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if now_s < soon_s else _POLL_LATER_S)
 
     def _check_others(self) -> None:
-        for lane in range(self.number):
-            if lane != self.lane and self._store.check([_name_left(lane)]):
-                self._fail(f"process {lane} has left: {self._store.get(_name_left(lane))}")
+        if self._store.check([_LEFT]):
+            lane, why = self._store.read(_LEFT, json.loads)
+            self._fail(f"process {lane} has left: {why}")
         others = [lane for lane in range(self.number) if lane != self.lane]
         for lane in self._heartbeats.find_silent(others):
-            self._fail(f"process {lane} of this member is silent")
+            self._fail(f"of its {self.number} processes these are lost: {lane}")
 
     def _fail(self, why: str) -> NoReturn:
         raise CrewError(f"worker {self.id} leaves the crew: {why}; {_ADVICE}")
@@ -291,17 +309,22 @@ class Lanes(OneLane):
         heartbeats = listen(epoch, silence_s=silence_s)
         watch = watch_peers(group, store_is_apart=True, heartbeats=heartbeats)
         watch.is_one_of_several = True
+        stand_in(self, group)
         first = rank - self.lane
+        inside = tuple(range(first, first + self.number))
+        self._in_epoch, self._is_doubted = (weakref.ref(watch), inside), False
         return Ranks(
             group,
             rank,
             size,
-            inside=tuple(range(first, first + self.number)),
+            inside=inside,
             between=tuple(range(self.lane, size, self.number)),
         )
 
     def disconnect(self, ranks: Ranks, *, has_failed: bool) -> None:
         group = ranks.process_group
+        stand_in(self, None)
+        self._in_epoch = None
         if group is None:
             return
         if has_failed:
@@ -310,16 +333,21 @@ class Lanes(OneLane):
 
     def find_lost(self, culprits: Sequence[int], epoch: Epoch) -> tuple[int, ...]:
         places = epoch.find_places(culprits)
-        if epoch.place in places:
-            lanes = [rank % self.number for rank in culprits if rank // self.number == epoch.place]
-            which = ", ".join(map(str, lanes))
-            self._fail(f"of its {self.number} processes these are lost: {which}")
+        # If all have only been late, they meet, and come back as one member.
+        self._is_doubted |= epoch.place in places
         return places
+
+    def are_whole(self) -> bool:
+        if not self.leads:  # it speaks with nobody outside
+            return True
+        if self._is_doubted or self._store.check([_LEFT]):
+            return False
+        if self._in_epoch is not None:
+            watch, inside = self._in_epoch[0](), self._in_epoch[1]
+            if watch is not None and {*watch.lost} & {*inside}:
+                return False
+        return not self._heartbeats_beside.find_silent(range(1, self.number))
 
     def leave(self, why: str) -> None:
         with suppress(DistError):
-            self._store.set(_name_left(self.lane), why)
-
-
-def _name_left(lane: int) -> str:
-    return f"left/{lane}"
+            self._store.set(_LEFT, json.dumps([self.lane, why]))

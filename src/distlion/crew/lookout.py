@@ -11,6 +11,7 @@ from torch.distributed import DistError
 from distlion.crew.admission import list_asks, refuse, withdraw
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import Epoch
+from distlion.crew.lanes import OneLane
 from distlion.crew.offers import Announcements
 from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
@@ -31,15 +32,16 @@ class Lookout:
     Args:
         rendezvous: The rendezvous, for its store.
         identity: The number of this worker.
-        leads: Whether this process speaks for its member, and lets others in.
+        lanes: The processes of its member. The first speaks for it, and lets others in; it falls
+            silent once another one is lost, as such a member would keep away those that ask.
 
     Attributes:
         ended: Event that ends the thread.
         donor: What workers that announce themselves are answered by; None for nothing.
     """
 
-    def __init__(self, rendezvous: Rendezvous, identity: int, *, leads: bool = True) -> None:
-        self._rendezvous, self._id, self._leads = rendezvous, identity, leads
+    def __init__(self, rendezvous: Rendezvous, identity: int, lanes: OneLane) -> None:
+        self._rendezvous, self._id, self._lanes = rendezvous, identity, lanes
         self._epoch: Epoch | None = None
         self._longest_operation_s, self._users_operation_s = 0.0, 0.0
         self._n_looks = 0
@@ -109,7 +111,9 @@ class Lookout:
             epoch = self._epoch
             self._n_looks += 1
             with suppress(DistError):  # a store that is gone is noticed where it is needed
-                if self._has_trained and self._leads:
+                if not self._lanes.are_whole():
+                    continue
+                if self._has_trained and self._lanes.leads:
                     self._rendezvous.say_alive(f"{self._id} {self._n_looks}")
             if epoch is not None:
                 self._look(epoch)
@@ -117,7 +121,7 @@ class Lookout:
     def _look(self, epoch: Epoch) -> None:
         is_left_behind = is_asked = False
         try:
-            if self._leads:
+            if self._lanes.leads:
                 is_left_behind = self._rendezvous.find_last_begun() > epoch.number
                 with self._looking:
                     is_asked = self._look_for_asks(epoch)

@@ -149,7 +149,7 @@ class Membership:
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
         self._others_until_s = 0.0
-        self._lookout = Lookout(rendezvous, self.id, leads=self.lanes.leads)
+        self._lookout = Lookout(rendezvous, self.id, self.lanes)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
 
@@ -195,8 +195,9 @@ class Membership:
             calls: Number of its local steps; 0 where every step is a vote.
             settings: Digest of the settings that must be equal on all.
         """
-        host, pid, processes = os.uname().nodename, os.getpid(), self.lanes.number
-        return Member(self.id, epoch, step, settings, host, pid, calls, processes)
+        host, pid, lanes = os.uname().nodename, os.getpid(), self.lanes
+        has_group = isinstance(lanes, Lanes)
+        return Member(self.id, epoch, step, settings, host, pid, calls, lanes.number, has_group)
 
     def find_next(
         self,
@@ -342,7 +343,7 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
     alike = [
         each
         for each in asks
-        if each.member.processes == first.processes
+        if each.member.kind == first.kind
         and (not first.epoch or each.member.settings == first.settings)
     ]
     refuse(rendezvous.store, [each for each in asks if each not in alike], first)

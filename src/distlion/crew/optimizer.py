@@ -373,7 +373,7 @@ class CrewLion(DistributedLion):
         """List lines, beside those of any optimizer, that must be equal on all members."""
         return [
             f"newcomers: {self._membership.newcomers}",
-            f"processes of a member: {self._membership.lanes.number}",
+            self._membership.lanes.describe(),
             *(
                 f"rule of group {number}: {group['aggregation']!r}"
                 for number, group in enumerate(self.param_groups)
@@ -535,9 +535,6 @@ class CrewLion(DistributedLion):
         """Return the places of members that all others know to be gone.
 
         Only the receiver of damaged bytes may know of them, so these name nobody here.
-
-        Raises:
-            CrewError: A process of this member is gone.
         """
         if not isinstance(error, (MissingError, *_LOST)):
             return ()

@@ -87,7 +87,7 @@ class Connections:
         return self.link_voters(timeout_s) if self._ranks.is_sharded else self.link_all(timeout_s)
 
     def link_lane(self, timeout_s: float) -> Transport:
-        """Return a link for copies: as for replicas, or of a crew's members only for this lane."""
+        """Return a link to those that keep the same momenta: of a crew's members, this lane."""
         if self._ranks.come_and_go:
             return self.link_voters(timeout_s)
         return self.link_replicas(timeout_s)

@@ -62,6 +62,7 @@ class ReplicatedParams:
         self._connections, self._routing = connections, routing
         self._settings, self._is_sharded = settings, ranks.is_sharded or ranks.come_and_go
         self._is_alone, self._first_step = ranks.is_alone, 0
+        self._n_copies = ranks.node_size
         self.are_compared = self.were_repaired = False
         self.due_step: float = math.inf
 
@@ -80,7 +81,7 @@ class ReplicatedParams:
         """
         if self._is_alone:
             return
-        timeout_s, link_of = self._settings.timeouts.start_s, self._connections.link_lane
+        timeout_s, link_of = self._settings.timeouts.start_s, self._connections.link_replicas
         with self._as_one(timeout_s, step=step):
             compare_order(link_of(timeout_s), params, step=step)
         self.are_compared = False
@@ -91,20 +92,21 @@ class ReplicatedParams:
 
         Args:
             params: All parameters, with their names.
-            alike: The ranks that do not lag; their parameters must equal the first one's.
+            alike: The workers that do not lag; their parameters must equal the first one's.
             step: The step that errors name.
 
         Raises:
             ReplicaMismatchError: They do not.
             CorruptFrameError: A rank received damaged values.
         """
+        ranks = [each * self._n_copies + copy for each in alike for copy in range(self._n_copies)]
         with self._as_one(self._settings.timeouts.start_s, step=step):
-            self._catch_up(params, alike, step=step)
+            self._catch_up(params, ranks, step=step)
         self._set_due(step)
         self.are_compared = True
 
     def _catch_up(self, params: Mapping[Tensor, str], alike: Sequence[int], *, step: int) -> None:
-        link = self._connections.link_lane(self._settings.timeouts.start_s)
+        link = self._connections.link_replicas(self._settings.timeouts.start_s)
         tensors, names = list(params), list(params.values())
         everybody = _gather_digests(link, digest_tensors(tensors), step=step)
         _raise_differing(link, names, everybody, alike, step=step)

@@ -114,7 +114,7 @@ class Session:
             params: The trainable parameters.
             everything: All parameters, with their names.
             step: The step that errors name.
-            alike: Ranks whose parameters must be equal already, where some have trained before.
+            alike: Workers whose parameters must be equal already, where some have trained before.
 
         Raises:
             InvalidArgumentError: There is nothing to vote on, or a weight cannot be used; on every

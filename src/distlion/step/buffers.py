@@ -26,7 +26,13 @@ from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks
 from distlion.wire.ask import ask_texts, find_difference
 from distlion.wire.gloo import Gloo
-from distlion.wire.groups import carries_host_memory, find_limit, own_group
+from distlion.wire.groups import (
+    carries_host_memory,
+    find_limit,
+    find_stand_in,
+    has_stand_in,
+    own_group,
+)
 from distlion.wire.roll_call import BUSY_TIMEOUT_S
 from distlion.wire.transport import Transport
 from distlion.wire.turns import NO_OPTIMIZER, Turn
@@ -66,7 +72,8 @@ def average_buffers(
             ``running_mean`` and ``running_var`` of torch's norms, and of any module that has no
             other buffers than these two and ``num_batches_tracked``. All other buffers become those
             of the group's first rank: vectors of a spectral norm, masks and counts have no mean.
-        process_group: The workers; None for the default group. Without a group nothing changes.
+        process_group: The workers; None for the default group, or in a crew whose members have
+            several processes for all processes of all members. Without a group nothing changes.
         timeout_s: Seconds of silence after which a worker counts as failed; None: 60, or 300 in a
             first call before there is an optimizer, as other workers may still load data.
         busy_timeout_s: Seconds to wait for a worker that answers but is elsewhere; no more than the
@@ -77,7 +84,8 @@ def average_buffers(
         ConfigMismatchError: Workers have different buffers; on every rank, with nothing changed.
         UnsupportedTypeError: A buffer is sparse, a DTensor or without storage; on every rank that
             has one, and ConfigMismatchError on the others. Nothing has changed.
-        ProcessGroupError: There is no group although WORLD_SIZE promises one.
+        ProcessGroupError: There is no group although WORLD_SIZE promises one, or a crew whose
+            members have several processes is in no epoch.
         PeerLostError, StepTimeoutError: A worker did not take part; nothing has changed.
         StepMismatchError: A worker is in an optimizer's call; nothing has changed.
 
@@ -93,7 +101,7 @@ def average_buffers(
     if timeout_s is not None:
         check_positive("timeout_s", timeout_s)
     check_positive("busy_timeout_s", busy_timeout_s)
-    ranks = Ranks.of(process_group)
+    ranks = _find_ranks(process_group)
     if ranks.process_group is None or ranks.is_alone:
         return
     with deferred_signals(_CALL):
@@ -109,6 +117,20 @@ def average_buffers(
                 raise
         for buffer, values in zip(differing, equal, strict=True):
             buffer.tensor.copy_(values)
+
+
+def _find_ranks(process_group: dist.ProcessGroup | None) -> Ranks:
+    if process_group is not None or not has_stand_in():
+        return Ranks.of(process_group)
+    group = find_stand_in()
+    if group is None:
+        raise ProcessGroupError(
+            f"{_CALL}: the crew of this process is in no epoch, and the default group has only the "
+            "processes of this member; call it inside `with crew:`, once the optimizer is made, or "
+            "pass process_group= to average inside the member alone"
+        )
+    rank, size = group.rank(), group.size()
+    return Ranks(group, rank, size, inside=(rank,), between=tuple(range(size)))
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,27 @@ def is_apart(process_group: object) -> bool:
     return process_group in _apart
 
 
+def stand_in(owner: object, process_group: dist.ProcessGroup | None) -> None:
+    """Let a group stand for all workers of a run, in place of torch's default group.
+
+    Args:
+        owner: Who makes such groups; it counts as long as it lives.
+        process_group: The group; None while there is none.
+    """
+    _stand_ins[owner] = None if process_group is None else weakref.ref(process_group)
+
+
+def has_stand_in() -> bool:
+    """Return whether torch's default group has only some of the run's workers."""
+    return bool(_stand_ins)
+
+
+def find_stand_in() -> dist.ProcessGroup | None:
+    """Return the group that stands for all workers; None while there is none."""
+    groups = [each() for each in list(_stand_ins.values()) if each is not None]
+    return next((each for each in groups if each is not None), None)
+
+
 def _connect(
     store: Any,
     rank: int,
@@ -200,6 +221,9 @@ def _connect(
 
 
 _apart: weakref.WeakSet[Any] = weakref.WeakSet()
+_stand_ins: weakref.WeakKeyDictionary[object, weakref.ref[dist.ProcessGroup] | None] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 _stores: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()

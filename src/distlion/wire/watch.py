@@ -100,6 +100,11 @@ class PeerWatch:
         run_in_background(listen, self._ended, "distlion watch")
         weakref.finalize(self, self._ended.set)
 
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that all have agreed to be lost, as far as this worker has heard."""
+        return () if self._finding is None else self._finding.culprits
+
     def find_pause_s(self) -> float:
         """Return the seconds until the next look."""
         if self.alarmed.is_set():
