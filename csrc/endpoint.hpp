@@ -24,7 +24,8 @@ namespace distlion {
 // little-endian.
 constexpr std::size_t kHeadBytes = 16;
 constexpr std::uint16_t kMarker = 0x6c64;
-// Chunks of one stream come in the order in which they were sent; streams are independent.
+// Chunks of one stream come in the order in which they were sent; streams share one connection and
+// its back-pressure, so all members begin transfers in one order.
 constexpr std::size_t kStreams = 2;
 
 // Memory of the caller, for or from one peer. It must stay until the transfer has ended.

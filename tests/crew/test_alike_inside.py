@@ -1,4 +1,4 @@
-"""What becomes equal on the processes of a machine: whole parameters, and buffers."""
+"""Whole parameters and buffers become equal on all processes of a machine."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 import distlion
+from crews import await_true
 from distlion.crew.admission import Ask
 from distlion.crew.epoch import Epoch, FormingError, Member, TooFewError
 from distlion.crew.lanes import Lanes
@@ -163,10 +163,7 @@ def test_first_process_knows_when_its_member_is_broken() -> None:
     assert not here.are_whole() and other.are_whole()
     watch.lost = ()
     assert here.are_whole()
-    for _ in range(4):
-        time.sleep(0.3)
-        is_whole = here.are_whole()
-    assert not is_whole  # no heartbeat
+    await_true(lambda: not here.are_whole())  # no heartbeat
     beat(store.plain, 1, 5)
     assert here.are_whole()
     other.leave("ValueError: bad")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -119,6 +118,14 @@ def check_lost(results: list[Any], lane_lost: int, point: str, *, machines: int)
     assert (sizes[STRUCK_AT], sizes[CALLED_AT], sizes[GOAL]) == (machines, machines - 1, machines)
 
 
+def lose_a_process(lane: int, point: Any, *, are_sharded: bool) -> None:
+    store = host_store()
+    results = start(
+        lose_and_join, 4 * LANES, store.port, lane, point, are_sharded, may_die=True, timeout_s=120
+    )
+    check_lost(results, lane, point, machines=3)
+
+
 @pytest.mark.parametrize(
     ("lane", "point"),
     [
@@ -130,11 +137,7 @@ def check_lost(results: list[Any], lane_lost: int, point: str, *, machines: int)
     ],
 )
 def test_machine_that_loses_a_process_leaves_and_another_comes(lane: int, point: Any) -> None:
-    store = host_store()
-    results = start(
-        lose_and_join, 4 * LANES, store.port, lane, point, True, may_die=True, timeout_s=120
-    )
-    check_lost(results, lane, point, machines=3)
+    lose_a_process(lane, point, are_sharded=True)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +149,7 @@ def test_machine_that_loses_a_process_leaves_and_another_comes(lane: int, point:
     ],
 )
 def test_machine_with_whole_parameters_is_lost_as_a_whole_too(lane: int, point: Any) -> None:
-    store = host_store()
-    results = start(
-        lose_and_join, 4 * LANES, store.port, lane, point, False, may_die=True, timeout_s=120
-    )
-    check_lost(results, lane, point, machines=3)
+    lose_a_process(lane, point, are_sharded=False)
 
 
 def lose_while_members_change(
@@ -222,12 +221,16 @@ def be_stopped(rank: int, size: int, port: int, lane_stopped: int) -> dict[str, 
             own = optimizer.session.ranks.rank
             faults.arm(rank=own, step=step, point="before_step", action=lambda _: stop_self(store))
         if rank == 2 and step == COME_BY:
-            time.sleep(4)  # else all its processes run again, and it comes back
+            store.wait(["left"])  # else all its processes run again, and it comes back
             wake(store)
 
     long = distlion.Timeouts(step_s=300, busy_s=300, init_s=300)
     options = {"timeouts": long}
-    return train_machine(crew, mesh, options, seed=machine, goal=GOAL, size=size // 2, each=act)
+    try:
+        return train_machine(crew, mesh, options, seed=machine, goal=GOAL, size=size // 2, each=act)
+    except CrewError:
+        store.set("left", "")
+        raise
 
 
 @pytest.mark.parametrize("lane", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -253,7 +256,7 @@ def be_late(rank: int, size: int, port: int) -> dict[str, Any]:
     def nap(_: Any) -> None:
         if (machine, lane) == (0, 1) and len(naps) == 1:
             naps.append(2)
-            time.sleep(3)
+            await_true(lambda: crew._membership.rendezvous.find_last_begun() > crew.epoch.number)
 
     def act(optimizer: CrewLion) -> None:
         step = optimizer.committed_step
