@@ -30,6 +30,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "feedback": {"exchange": distlion.AllReduce(), "aggregation": distlion.FeedbackVote()},
     "server": {"exchange": distlion.ParameterServer(), "aggregation": distlion.Average()},
     "overlap": {"exchange": distlion.AllGather(), "overlap": True, "bucket_elements": 600},
+    "retry": {
+        "exchange": distlion.AllReduce(),
+        "clip_norm": distlion.ClipNorm(0.5, scope="global"),
+        "retry": True,
+    },
 }
 
 start = partial(run_workers, process_group=False)

@@ -6,6 +6,8 @@ from planted import Mutation
 
 COMPANION, ACCELERATE = "integrations/companion.py", "integrations/accelerate.py"
 UNDO, TOGETHER = "checkpoint/undo.py", "checkpoint/load.py"
+CREW = "integrations/crew_trainer.py"
+MEMBERS = ("integrations/test_crew_trainers.py",)
 BESIDE = ("integrations/test_companion.py",)
 UNDER = ("integrations/test_refused_loads.py",)
 REFUSED = ("checkpoint/test_refused_loads.py",)
@@ -102,5 +104,33 @@ TRAINERS = (
         "with all_or_nothing(model, *list_changing(*take_apart(optimizer)), scheduler):",
         "with all_or_nothing():",
         REFUSED,
+    ),
+    Mutation(
+        "trainers: a step of a crew is not tried again",
+        "crew/retry.py",
+        "        while not super().step(closure):\n            pass\n",
+        "        super().step(closure)\n",
+        ("crew/test_replay.py",),
+    ),
+    Mutation(
+        "trainers: a newcomer of a crew counts from 0",
+        CREW,
+        "        self.state.global_step = self._member.committed_step\n",
+        "",
+        MEMBERS,
+    ),
+    Mutation(
+        "trainers: a member of a crew loads its optimizer's state",
+        CREW,
+        "prepare(optimizer, device_placement=False)",
+        "prepare(optimizer)",
+        MEMBERS,
+    ),
+    Mutation(
+        "trainers: a newcomer of a crew goes on when the others end",
+        "integrations/lightning.py",
+        "            trainer.should_stop = True\n",
+        "            pass\n",
+        MEMBERS,
     ),
 )

@@ -28,8 +28,11 @@ def lose_and_join(rank: int, size: int, port: int, name: str, newcomers: Any) ->
     if rank == size - 1:
         store.wait(["come"])
     crew = make_crew(port, min_workers=2, newcomers=newcomers)
+    n_calls = -1  # one is before the first step
 
     def act(optimizer: CrewLion) -> None:
+        nonlocal n_calls
+        n_calls += 1
         if rank == 0 and optimizer.committed_step == STRUCK_AT and not faults.armed:
             faults.arm(
                 rank=crew.rank,
@@ -43,7 +46,7 @@ def lose_and_join(rank: int, size: int, port: int, name: str, newcomers: Any) ->
 
     options = {**OPTIONS[name], "weight": weigh(name, crew.id)}
     result = train(crew, options, seed=rank, size=size - 1, goal=GOAL, each=act)
-    return {**result, "seed": rank}
+    return {**result, "seed": rank, "calls": n_calls}
 
 
 def weigh(name: str, member: int) -> int:
@@ -60,7 +63,9 @@ def replay(results: list[dict[str, Any]], name: str, newcomers: Any) -> None:
     first, seeds = epochs[1][1], {result["id"]: result["seed"] for result in results}
     # The first member's parameters count; the one that was killed is the only one not to say.
     model = make_model(seeds.get(first[0], 0))
-    options = {key: value for key, value in OPTIONS[name].items() if key != "overlap"}
+    options = {
+        key: value for key, value in OPTIONS[name].items() if key not in ("overlap", "retry")
+    }
     weights = [weigh(name, member) for member in range(3)]
     cluster = distlion.VirtualCluster(
         model.named_parameters(), workers=3, weights=weights, lr=1e-2, **options
@@ -94,3 +99,13 @@ def test_a_run_whose_members_changed_is_replayed_bit_for_bit(name: str, newcomer
     dead, *results = start(lose_and_join, 4, store.port, name, newcomers, may_die=True)
     assert isinstance(dead, WorkerDiedError)
     replay(results, name, newcomers)
+
+
+def test_steps_are_tried_again_with_the_same_gradients() -> None:
+    store = host_store()
+    dead, *results = start(lose_and_join, 4, store.port, "retry", "zeros", may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    replay(results, "retry", "zeros")
+    for result in results:
+        assert result["calls"] == len(result["digests"])  # none has returned without a step
+    assert [result["traffic"]["epochs_formed"] > 1 for result in results] == [True, True, False]

@@ -22,6 +22,7 @@ from distlion.crew.lanes import Lanes
 from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
+from distlion.crew.retry import RetryingLion, check_retry
 from distlion.crew.store import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, parse_endpoint
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.local_steps import Inner
@@ -250,6 +251,7 @@ class Crew:
         *args: Any,
         carry: Mapping[str, Carried] | None = None,
         buffers: Iterable[Tensor] = (),
+        retry: bool = False,
         **options: Any,
     ) -> CrewLion:
         """Make the optimizer of this worker, and wait until the first epoch is formed.
@@ -261,6 +263,9 @@ class Crew:
                 that exist before the optimizer, such as a sampler; all workers give the same names.
                 A scheduler is passed to ``carry()`` once it is made.
             buffers: Tensors that a newcomer takes from it too, such as ``model.buffers()``.
+            retry: True: where members change, ``step()`` votes again with the same gradients, or
+                runs its closure again, until the step is done. For the trainers of frameworks,
+                which ignore what ``step()`` returns.
             **options: As for ``DistributedLion``, except ``process_group``, ``nodes`` and
                 ``momentum_sync``.
 
@@ -271,13 +276,15 @@ class Crew:
         """
         if self._optimizer is not None:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")
+        check_retry(retry, options)
         self.carry(**(carry or {}))
         donor = Donor(
             self._membership.rendezvous,
             rate_bit_per_s=self._handover_rate,
             replay_steps=self._replay_steps,
         )
-        optimizer = CrewLion.with_stages(
+        kind = RetryingLion if retry else CrewLion
+        optimizer = kind.with_stages(
             [donor], self._membership, params, *args, buffers=buffers, **options
         )
         self._begin(optimizer)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlion.crew.retry import RetryingLion
 from distlion.errors import CheckpointError, MissingDependencyError, UnsupportedTypeError
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import expect_all_saved
@@ -61,6 +62,24 @@ def check_votes(optimizer: Any, where: str) -> Voter:
                 f"the optimizer is a {type(optimizer).__name__}, which does not vote, and {where} "
                 "averages no gradients, so replicas would diverge; make it a "
                 "distlion.DistributedLion or a distlion.LocalSteps"
+            )
+        optimizer = inner
+    return optimizer
+
+
+def check_retries(optimizer: Any) -> RetryingLion:
+    """Return a crew's optimizer, without its framework's wrapper.
+
+    Raises:
+        UnsupportedTypeError: It is no crew's, or does not try its steps again.
+    """
+    while not isinstance(optimizer, RetryingLion):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            raise UnsupportedTypeError(
+                f"the optimizer is a {type(optimizer).__name__}, and this trainer ignores what "
+                "step() returns where members of a crew change; give it "
+                "crew.optimizer(..., retry=True)"
             )
         optimizer = inner
     return optimizer

@@ -25,6 +25,7 @@ from distlion.integrations.companion import (
 from distlion.integrations.frameworks import (
     Voter,
     broadcast_rest,
+    check_retries,
     check_version,
     check_votes,
     compare_at_end,
@@ -36,6 +37,7 @@ from distlion.integrations.frameworks import (
 from distlion.integrations.logging import PREFIX, VoteMeter
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.step.arguments import check_positive
 
 check_version("lightning", major=2, extra="lightning")
 from lightning.pytorch.callbacks import Callback  # noqa: E402, once its version is known
@@ -43,7 +45,7 @@ from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
 # The optimizers are included, so that a script needs one import line for its changes.
-__all__ = ["DistributedLion", "LocalSteps", "VoteMonitor", "VotingStrategy"]
+__all__ = ["CrewSteps", "DistributedLion", "LocalSteps", "VoteMonitor", "VotingStrategy"]
 
 _OF_DDP = {"ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period"}
 
@@ -207,3 +209,29 @@ class VoteMonitor(Callback):  # type: ignore[misc]
         """Release the optimizers."""
         for meter in self._meters:
             meter.close()
+
+
+class CrewSteps(Callback):  # type: ignore[misc]
+    """End a fit once the crew has taken its steps: a newcomer has fewer to take.
+
+    Args:
+        max_steps: Committed steps at which all members end. Give the Trainer ``max_epochs=-1``.
+    """
+
+    def __init__(self, max_steps: int) -> None:
+        check_positive("max_steps", max_steps)
+        self._goal = max_steps
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check the optimizers.
+
+        Raises:
+            UnsupportedTypeError: One does not try its steps again as members come and go.
+        """
+        for each in trainer.optimizers:
+            check_retries(each)
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        """Look at the committed steps."""
+        if min(check_retries(each).committed_step for each in trainer.optimizers) >= self._goal:
+            trainer.should_stop = True

@@ -6,7 +6,7 @@ Tested with transformers 5.23, accelerate 1.15, trl 1.16 and peft 0.21.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -66,13 +66,13 @@ _OVERRIDDEN = (
 )
 
 
-def check_trainer(trainer: type) -> None:
+def check_trainer(trainer: type, overridden: Sequence[str] = _OVERRIDDEN) -> None:
     """Refuse a Trainer without the methods overridden here: votes would be lost silently.
 
     Raises:
         MissingDependencyError: The Trainer lacks one of them.
     """
-    missing = [name for name in _OVERRIDDEN if not hasattr(trainer, name)]
+    missing = [name for name in overridden if not hasattr(trainer, name)]
     if missing:
         raise MissingDependencyError(
             f"the Trainer of transformers {version('transformers')} has no {', '.join(missing)}, "
@@ -81,10 +81,25 @@ def check_trainer(trainer: type) -> None:
         )
 
 
+def refuse_sharding(accelerator: Accelerator, mixin: str) -> None:
+    """Refuse an accelerator that shards or wraps the model.
+
+    Raises:
+        UnsupportedTypeError: It does.
+    """
+    kind = accelerator.distributed_type.value
+    if not (kind == "NO" or kind.startswith("MULTI_")):
+        raise UnsupportedTypeError(
+            f"the Trainer is set up for {kind}, which shards or wraps the model in its own "
+            f"way; {mixin} needs plain data parallelism (no --fsdp, no --deepspeed)"
+        )
+
+
 # The overridden methods may have other names in other major versions.
 check_version("transformers", major=5, extra=EXTRA)
 check_version("accelerate", major=1, extra=EXTRA)
-from transformers import Trainer  # noqa: E402, once its version is known
+from accelerate import Accelerator  # noqa: E402, once its version is known
+from transformers import Trainer  # noqa: E402
 
 check_trainer(Trainer)
 
@@ -140,12 +155,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             check_version("trl", major=1, extra=EXTRA)
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
-        kind = accelerator.distributed_type.value
-        if not (kind == "NO" or kind.startswith("MULTI_")):
-            raise UnsupportedTypeError(
-                f"the Trainer is set up for {kind}, which shards or wraps the model in its own "
-                "way; VotingMixin needs plain data parallelism (no --fsdp, no --deepspeed)"
-            )
+        refuse_sharding(accelerator, "VotingMixin")
         accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
