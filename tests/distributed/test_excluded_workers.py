@@ -109,9 +109,7 @@ def trained(is_quick: bool) -> list[dict[str, Any]]:
     return run_workers(train, WORKERS, names, timeout_s=200)
 
 
-@pytest.mark.parametrize("name", in_tiers(CASES, lambda name: name in QUICK))
-def test_real_workers_equal_virtual_ones(name: str) -> None:
-    real = trained(name in QUICK)
+def train_virtually(name: str, steps: int) -> tuple[distlion.VirtualCluster, Any]:
     options = dict(CASES[name])
     if name == "overlap":
         del options["overlap"]
@@ -125,12 +123,18 @@ def test_real_workers_equal_virtual_ones(name: str) -> None:
         agreement=distlion.Agreement(every=1, on_disagreement="exclude"),
         **options,
     )
-    for step in range(STEPS):
+    for step in range(steps):
         for worker in range(WORKERS):
             set_grads(params, worker, step, name)
             cluster.collect(worker)
         cluster.step()
+    return cluster, params
 
+
+@pytest.mark.parametrize("name", in_tiers(CASES, lambda name: name in QUICK))
+def test_real_workers_equal_virtual_ones(name: str) -> None:
+    real = trained(name in QUICK)
+    cluster, params = train_virtually(name, STEPS)
     excluded = [each.excluded for each in cluster.diagnostics()]
     assert excluded[-1] == (FLIPPER,)
     for rank in range(WORKERS):
@@ -139,7 +143,8 @@ def test_real_workers_equal_virtual_ones(name: str) -> None:
 
 def test_a_momentum_goes_on_where_nobody_else_votes() -> None:
     # b stands still from step 25 on, as only the worker that is left out has a gradient for it.
-    momentum = trained(True)[FLIPPER]["majority"][0][3]
+    (_, b, _, momentum), _ = trained(True)[FLIPPER]["majority"]
+    assert b == train_virtually("majority", 25)[1]["b"].tolist()
     replayed = torch.zeros(SHAPES["b"])
     for step in range(STEPS):
         grad = draw(FLIPPER, step)[1]
