@@ -56,6 +56,16 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module around the library of which the chosen marks leave out every test."""
+    if "not around" not in config.option.markexpr or not collection_path.name.startswith("test_"):
+        return None
+    is_around = any(collection_path.is_relative_to(folder) for folder in AROUND)
+    if is_around and "pytest.mark.smoke" not in collection_path.read_text():
+        return True
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` runs apart, or not at all, before it is chosen by its mark."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -75,7 +76,9 @@ class State:
         warnings._filters_mutated()  # type: ignore[attr-defined]
         distlion.faults.disarm_all()
         found = [*self._find_threads(), *self._find_settings(), *self._find_changes()]
-        # Caches of DTensor keep meshes with the names of groups, which other groups will have.
+        if any(type(each) is DeviceMesh for each in gc.get_objects()):
+            _forget_meshes()
+            gc.collect()
         found += {type(each).__name__ for each in gc.get_objects() if type(each) is DeviceMesh}
         # Groups of torch keep some of their sockets.
         n_files = len(os.listdir("/dev/fd"))
@@ -110,6 +113,20 @@ def _comes_by_itself(key: str, value: object) -> bool:
     # The first optimizer of a class lets torch wrap its step.
     is_hooked = getattr(value, "hooked", False)
     return is_hooked or isinstance(value, types.ModuleType) or key.rpartition(".")[2][:2] == "__"
+
+
+def _forget_meshes() -> None:
+    """Empty DTensor's caches: they keep meshes with the names of groups, which others will have.
+
+    A version of torch with other caches keeps its meshes, and with them the process is not reused.
+    """
+    from torch.distributed.tensor import _collective_utils, _redistribute, debug
+
+    with contextlib.suppress(AttributeError):
+        debug._clear_sharding_prop_cache()
+        _redistribute._gen_transform_infos.cache_clear()
+        _redistribute.clear_redistribute_planner_cache()
+        _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()  # type: ignore[attr-defined]
 
 
 def drop_test_modules() -> None:

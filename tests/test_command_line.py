@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from distlion import __main__ as program
 from distlion.command_line import FAILED, INTERRUPTED, MISUSED, shown_failures
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import DataError
+from forked_programs import Programs
 
 RAN: list[list[str]] = []
 
@@ -49,15 +50,15 @@ def test_module_runs_the_command_line() -> None:
     assert shown == f"distlion {distlion.__version__}\n"
 
 
-def test_own_commands_need_no_optional_package() -> None:
+def test_own_commands_need_no_optional_package(programs: Programs, tmp_path: Path) -> None:
     blocked = ("typer", "rich", "transformers", "datasets", "sklearn", "matplotlib", "distlion_lab")
     code = "import sys; sys.modules.update(dict.fromkeys({}))\nsys.argv[1:] = {}\n{}".format(
         blocked, ["{}", "--help"], "from distlion.__main__ import main; main()"
     )
     for name in ("crew", "checkpoint"):
-        command = [sys.executable, "-c", code.replace("{}", name)]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert shown.startswith(f"usage: distlion {name}")
+        ended = programs.run(code.replace("{}", name), tmp_path)
+        assert ended.status == 0, ended.text
+        assert ended.text.startswith(f"usage: distlion {name}")
 
 
 @pytest.mark.usefixtures("greeting")
@@ -160,10 +161,17 @@ def test_full_disk_is_one_line_and_status_1(
     assert line == "distlion: standard output cannot be written: No space left on device"
 
 
-def test_reader_that_has_gone_is_told_nothing() -> None:
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    command = [sys.executable, "-m", "distlion", "--help"]
-    with os.fdopen(write_end, "wb") as pipe:
-        ended = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, check=False)
-    assert (ended.returncode, ended.stderr) == (FAILED, b"")
+HELP_FOR_NOBODY = """
+import os, sys
+read_end, write_end = os.pipe()
+os.close(read_end)
+os.dup2(write_end, 1)
+sys.argv[1:] = ["--help"]
+from distlion.__main__ import main
+main()
+"""
+
+
+def test_reader_that_has_gone_is_told_nothing(programs: Programs, tmp_path: Path) -> None:
+    ended = programs.start(HELP_FOR_NOBODY, tmp_path).end()
+    assert (ended.status, ended.errors) == (FAILED, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -117,15 +118,23 @@ def test_processes_to_which_something_may_happen_are_new_and_end(options: dict[s
     assert set(run_workers(tell_process, 2)) == set(before)
 
 
-def use_a_mesh(rank: int, world_size: int) -> int:
+def use_a_mesh(rank: int, world_size: int, is_kept: bool) -> int:
     mesh = init_device_mesh("cpu", (world_size,))
+    if is_kept:
+        vars(sys)["mesh of a test"] = mesh
     whole = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
     assert (whole + whole).sum().full_tensor() == 8
     return os.getpid()
 
 
-def test_a_process_whose_caches_hold_a_mesh_is_not_used_again() -> None:
-    used = run_workers(use_a_mesh, 2)
+def test_a_process_is_used_again_when_its_caches_have_forgotten_a_mesh() -> None:
+    used = run_workers(use_a_mesh, 2, False)
+    # Of ranks in the other order, in groups of the same names.
+    assert set(run_workers(use_a_mesh, 2, False)) == set(used)
+
+
+def test_a_process_that_still_has_a_mesh_is_not_used_again() -> None:
+    used = run_workers(use_a_mesh, 2, True)
     assert not set(used) & set(run_workers(tell_process, 2))
 
 

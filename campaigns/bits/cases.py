@@ -290,11 +290,13 @@ def is_recorded(case: Case) -> bool:
 
 
 def pick_quick_cases() -> list[Case]:
-    """Return few cases with every rule, option and pattern but crews, some of virtual workers."""
+    """Return few cases with every rule, option and pattern but crews.
+
+    Rules that differ from a representative in a number of bits train in one process alone.
+    """
     assert len(REPRESENTATIVES) >= len(FURTHER_OPTIONS)
     picked = list(zip(REPRESENTATIVES, itertools.cycle(FURTHER_OPTIONS), strict=False))
-    others = [rule for rule in RULES if rule not in REPRESENTATIVES]
-    picked += zip(others, itertools.cycle(OPTIONS), strict=False)
+    picked += zip(reversed(REPRESENTATIVES), OPTIONS, strict=False)
     of_all_rules = [name for name in PATTERNS if name != DOUBLING]
     cases = [
         # Each round over the options goes on with the next pattern.
@@ -307,7 +309,10 @@ def pick_quick_cases() -> list[Case]:
         for name, option in (OPTIONS | FURTHER_OPTIONS).items()
         if VIRTUAL in _patterns_of("majority", name)
     ]
-    pairs = zip(REPRESENTATIVES, itertools.cycle(virtual), strict=False)
+    pairs = list(zip(REPRESENTATIVES, itertools.cycle(virtual), strict=False))
+    others = [rule for rule in RULES if rule not in REPRESENTATIVES]
+    of_all = [name for name in virtual if name in OPTIONS]
+    pairs += zip(others, itertools.cycle(of_all), strict=False)
     cases += [Case(rule, VIRTUAL, option) for rule, option in pairs]
     return list(dict.fromkeys(cases + _pick_spare()))
 

@@ -53,16 +53,16 @@ KINDS: dict[str, dict[str, Any]] = {
 def resume(rank: int, world_size: int, folder: str) -> list[str]:
     """Interrupt runs, one of them before its first step; return those that end differently."""
     wrong = []
-    for name, make_inner in INNERS.items():
-        for kind, options in KINDS.items():
-            whole = LocalWorker(rank, make_inner=make_inner, **options).train(0, STEPS)
-            for at in (0, AT):
-                first = LocalWorker(rank, make_inner=make_inner, **options).train(0, at)
-                path = first.save(f"{folder}/{name}-{kind}-{at}".replace(" ", "-"))
-                second = LocalWorker(rank, make_inner=make_inner, **options).train(0, 1)
-                second.load(path)
-                if not are_equal(second.train(at, STEPS).tensors(), whole.tensors()):
-                    wrong.append(f"{name}, {kind}, at {at}")
+    # Each inner optimizer once, and each kind of votes.
+    for (name, make_inner), (kind, options) in zip(INNERS.items(), KINDS.items(), strict=True):
+        whole = LocalWorker(rank, make_inner=make_inner, **options).train(0, STEPS)
+        for at in (0, AT):
+            first = LocalWorker(rank, make_inner=make_inner, **options).train(0, at)
+            path = first.save(f"{folder}/{name}-{kind}-{at}".replace(" ", "-"))
+            second = LocalWorker(rank, make_inner=make_inner, **options).train(0, 1)
+            second.load(path)
+            if not are_equal(second.train(at, STEPS).tensors(), whole.tensors()):
+                wrong.append(f"{name}, {kind}, at {at}")
     return wrong
 
 

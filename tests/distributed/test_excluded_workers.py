@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from typing import Any
 
@@ -13,6 +14,7 @@ import distlion
 from cluster import run_workers
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.step.bucket import Bucket
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -64,7 +66,11 @@ def snapshot(params: dict[str, nn.Parameter], momenta: list[Tensor]) -> list[lis
     return [each.detach().flatten().tolist() for each in (*params.values(), *momenta)]
 
 
-def train(rank: int, world_size: int) -> dict[str, Any]:
+QUICK = ("majority", "quantized", "overlap", "full")
+"""Two patterns, votes that leave early, and votes that are no bits."""
+
+
+def train(rank: int, world_size: int, names: tuple[str, ...]) -> dict[str, Any]:
     """Train each case; return bits, who was left out, and whether votes had bits."""
     found, exchange = {}, Bucket.exchange
     cast: list[bool] = []
@@ -75,8 +81,8 @@ def train(rank: int, world_size: int) -> dict[str, Any]:
         return exchange(bucket, header, votes, *rest)
 
     Bucket.exchange = note  # type: ignore[method-assign]
-    for name, options in CASES.items():
-        params = make_params()
+    for name in names:
+        params, options = make_params(), CASES[name]
         optimizer = distlion.DistributedLion(
             params.items(),
             lr=0.01,
@@ -97,13 +103,13 @@ def train(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def real() -> list[dict[str, Any]]:
-    return run_workers(train, WORKERS, timeout_s=200)
+@functools.cache
+def trained(is_quick: bool) -> list[dict[str, Any]]:
+    names = tuple(name for name in CASES if (name in QUICK) == is_quick)
+    return run_workers(train, WORKERS, names, timeout_s=200)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_real_workers_equal_virtual_ones(real: list[dict[str, Any]], name: str) -> None:
+def train_virtually(name: str, steps: int) -> tuple[distlion.VirtualCluster, Any]:
     options = dict(CASES[name])
     if name == "overlap":
         del options["overlap"]
@@ -117,21 +123,28 @@ def test_real_workers_equal_virtual_ones(real: list[dict[str, Any]], name: str) 
         agreement=distlion.Agreement(every=1, on_disagreement="exclude"),
         **options,
     )
-    for step in range(STEPS):
+    for step in range(steps):
         for worker in range(WORKERS):
             set_grads(params, worker, step, name)
             cluster.collect(worker)
         cluster.step()
+    return cluster, params
 
+
+@pytest.mark.parametrize("name", in_tiers(CASES, lambda name: name in QUICK))
+def test_real_workers_equal_virtual_ones(name: str) -> None:
+    real = trained(name in QUICK)
+    cluster, params = train_virtually(name, STEPS)
     excluded = [each.excluded for each in cluster.diagnostics()]
     assert excluded[-1] == (FLIPPER,)
     for rank in range(WORKERS):
         assert real[rank][name] == (snapshot(params, cluster.exp_avg(rank)), excluded)
 
 
-def test_a_momentum_goes_on_where_nobody_else_votes(real: list[dict[str, Any]]) -> None:
+def test_a_momentum_goes_on_where_nobody_else_votes() -> None:
     # b stands still from step 25 on, as only the worker that is left out has a gradient for it.
-    momentum = real[FLIPPER]["majority"][0][3]
+    (_, b, _, momentum), _ = trained(True)[FLIPPER]["majority"]
+    assert b == train_virtually("majority", 25)[1]["b"].tolist()
     replayed = torch.zeros(SHAPES["b"])
     for step in range(STEPS):
         grad = draw(FLIPPER, step)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from replay import (
     snapshot,
     worker_grads,
 )
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -34,10 +35,16 @@ MASKED = GroupSpec(distlion.MajorityVote(), (130,), lr=1e-3, cautious=True)
 MATRICES = GroupSpec(distlion.MajorityVote(), (60, 144), betas=(0.9, 0.99), rows=12)
 
 
-def list_cases() -> list[Case]:
+QUICK = {"quantized-1", "quantized-4-linf", *matrix.first_of_each_class()}
+"""A rule of each class, and the two scales; kernels take all numbers of bits in one way."""
+
+
+def list_cases(is_chosen: Callable[[str], bool]) -> list[Case]:
     whole = Case("all kinds of groups", (FLAT, MASKED, MATRICES), 6, seed=5, absent=True)
     cases = [whole]
     for name, rule in matrix.RULES.items():
+        if not is_chosen(name):
+            continue
         groups = [replace(FLAT, rule=rule)]
         if not isinstance(rule, distlion.MaskedVote):
             groups += [replace(MASKED, rule=rule), replace(MATRICES, rule=rule)]
@@ -63,9 +70,12 @@ def play_both(rank: int, world_size: int, cases: Sequence[Case]) -> dict[str, li
     }
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_plain_file_has_the_bits_of_the_optimizer(world_size: int) -> None:
-    cases = list_cases()
+@pytest.mark.parametrize(
+    ("world_size", "is_quick"),
+    in_tiers([(2, True), (2, False), (3, True), (3, False)], lambda case: case == (3, True)),
+)
+def test_plain_file_has_the_bits_of_the_optimizer(world_size: int, is_quick: bool) -> None:
+    cases = list_cases(lambda name: (name in QUICK) == is_quick)
     outcomes = run_workers(play_both, world_size, cases, timeout_s=120)
     for rank, found in enumerate(outcomes):
         for case in cases:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import distlion
 import matrix
@@ -99,3 +101,18 @@ class TestBits:
             for without, with_overlap in zip(rows[::2], rows[1::2], strict=True):
                 assert without[-1] == with_overlap[-1]
                 assert with_overlap[3] > 0
+
+
+def meet_twice(rank: int, world_size: int, folder: str) -> None:
+    """Let all ranks make an optimizer, and again in a default group where two changed places."""
+    for number, numbers in enumerate(((0, 1, 2, 3), (1, 0, 2, 3))):
+        init = f"file://{folder}/{number}"
+        dist.init_process_group("gloo", init_method=init, rank=numbers[rank], world_size=world_size)
+        mesh = make_mesh(2, 2)
+        limits = distlion.Timeouts(init_s=10, step_s=10)
+        make_optimizer(shard(build(), mesh["shard"]), mesh, timeouts=limits)
+        dist.destroy_process_group()
+
+
+def test_ranks_that_had_other_numbers_find_each_other(tmp_path: Path) -> None:
+    run_workers(meet_twice, 4, str(tmp_path), process_group=False)

@@ -26,13 +26,24 @@ from distributed.sharded_local import (
     train_unevenly,
 )
 from distributed.sharded_models import digest, load, save
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
 
-def save_and_go_on(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+QUICK = ("momentum", "local", "2D")
+"""A vote's residuals with outer momentum, state that is no DTensor, and shards of two dims."""
+
+
+def tier_of(case: str) -> tuple[str, ...]:
+    return QUICK if case in QUICK else tuple(name for name in CASES if name not in QUICK)
+
+
+def save_and_go_on(
+    rank: int, world_size: int, folder: str, cases: tuple[str, ...]
+) -> dict[str, Any]:
     found = {}
-    for case in CASES:
+    for case in cases:
         model, optimizer = make(case, seed=0)
         train(model, optimizer, rank, 0, AT)
         before = list_bits(model, optimizer)
@@ -47,9 +58,11 @@ def save_and_go_on(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     return found
 
 
-def load_and_go_on(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+def load_and_go_on(
+    rank: int, world_size: int, folder: str, cases: tuple[str, ...]
+) -> dict[str, Any]:
     found = {}
-    for case in CASES:
+    for case in cases:
         model, optimizer = make(case, seed=1)
         load(model, optimizer, f"{folder}/{case}")
         loaded = list_bits(model, optimizer)
@@ -59,14 +72,19 @@ def load_and_go_on(rank: int, world_size: int, folder: str) -> dict[str, Any]:
 
 
 @functools.cache
-def saved(folder: str) -> list[dict[str, Any]]:
-    return run_workers(save_and_go_on, N_RANKS, folder, timeout_s=120)
+def saved(folder: str, cases: tuple[str, ...] = QUICK) -> list[dict[str, Any]]:
+    return run_workers(save_and_go_on, N_RANKS, folder, cases, timeout_s=120)
 
 
 @functools.cache
-def resumed(folder: str) -> list[dict[str, Any]]:
-    saved(folder)
-    return run_workers(load_and_go_on, N_RANKS, folder, timeout_s=120)
+def resumed(folder: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:
+    saved(folder, cases)
+    return run_workers(load_and_go_on, N_RANKS, folder, cases, timeout_s=120)
+
+
+def both(folder: str, case: str) -> zip[tuple[dict[str, Any], dict[str, Any]]]:
+    cases = tier_of(case)
+    return zip(saved(folder, cases), resumed(folder, cases), strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -74,21 +92,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("dcp"))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", in_tiers(CASES, lambda case: case in QUICK))
 class TestResumed:
     def test_a_save_changes_nothing(self, case, folder):
-        assert [found[case]["unchanged"] for found in saved(folder)] == [True] * N_RANKS
+        assert [found[case]["unchanged"] for found in saved(folder, tier_of(case))] == [
+            True
+        ] * N_RANKS
 
     def test_workers_are_apart_when_they_are_saved(self, case, folder):
-        rows = [found[case]["saved"] for found in saved(folder)]
+        rows = [found[case]["saved"] for found in saved(folder, tier_of(case))]
         assert rows[0][1] != rows[2][1]
 
     def test_every_worker_has_all_of_its_own_state_again(self, case, folder):
-        for before, after in zip(saved(folder), resumed(folder), strict=True):
+        for before, after in both(folder, case):
             assert after[case]["saved"] == before[case]["saved"]
 
     def test_training_goes_on_to_the_same_bits(self, case, folder):
-        for before, after in zip(saved(folder), resumed(folder), strict=True):
+        for before, after in both(folder, case):
             assert after[case]["end"] == before[case]["end"]
 
 

@@ -40,7 +40,8 @@ def train_shards(rank: int, world_size: int, options: list[dict[str, Any]]) -> l
 
 
 def test_workers_whose_parameters_are_sharded_meet_at_every_vote() -> None:
-    options: list[dict[str, Any]] = [{"aggregation": rule} for rule in matrix.DELTA_RULES.values()]
+    rules = {type(rule): rule for rule in matrix.DELTA_RULES.values()}
+    options: list[dict[str, Any]] = [{"aggregation": rule} for rule in rules.values()]
     options.append({"outer_momentum": 0.9, "outer_lr": 0.5, "nesterov": True})
     ended = run_workers(train_shards, 4, options)
     for number in range(len(options)):

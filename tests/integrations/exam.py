@@ -237,11 +237,12 @@ def hold_sitting(contestant: Contestant, n_workers: int, names: tuple[str, ...])
 
 
 def _run(module: str, world_size: int, jobs: dict[str, Job], timeout_s: float) -> None:
+    kills = "killed" in jobs
     outcomes = run_workers(
-        sit, world_size, module, list(jobs.values()), timeout_s=timeout_s, may_die=True
+        sit, world_size, module, list(jobs.values()), timeout_s=timeout_s, may_die=kills
     )
     for rank, outcome in enumerate(outcomes):
-        died = isinstance(outcome, WorkerDiedError) and rank == KILLED[0] and "killed" in jobs
+        died = isinstance(outcome, WorkerDiedError) and rank == KILLED[0] and kills
         if outcome is not None and not died:
             raise outcome
 

@@ -54,7 +54,7 @@ def test_nothing_was_written_to(compared: list[Tensor]) -> None:
 
 
 SPREAD = [(64, 3, 3, 3), (32, 32, 1, 1), (1000, 1), (1, 1000), (200,), (64, 64), (3, 100_000)]
-SPREAD += [(64, 3, 7, 7), (960, 1, 3, 3), (64, 4096), (1024, 1024), (768, 3072)]
+SPREAD += [(64, 3, 7, 7), (960, 1, 3, 3), (64, 4096), (768, 1024)]
 
 
 @pytest.mark.parametrize("is_turned", [False, True])

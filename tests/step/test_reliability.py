@@ -82,7 +82,7 @@ class Flock:
 
     def take_steps(self, count: int, *, absent: Sequence[int] = ()) -> None:
         """Step, and note each parameter's directions of the last step."""
-        for _ in range(count):
+        for left in range(count, 0, -1):
             common = [torch.randn(size, generator=self._generator) for size in SIZES]
             rows: list[list[list[float]]] = [[] for _ in SIZES]
             for worker in range(self.cluster.workers):
@@ -90,8 +90,9 @@ class Flock:
                 for index, param in enumerate(self.params):
                     noise = torch.randn(SIZES[index], generator=self._generator)
                     grad = sign * (self._leaning * common[index] + noise)
-                    m = self.cluster.exp_avg(worker)[index]
-                    rows[index].append((BETA1 * m + (1 - BETA1) * grad).tolist())
+                    if left == 1:
+                        m = self.cluster.exp_avg(worker)[index]
+                        rows[index].append((BETA1 * m + (1 - BETA1) * grad).tolist())
                     param.grad = grad
                 if worker not in absent:
                     self.cluster.collect(worker)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,8 @@ class Sharding:
                 )
 
 
-_n_found: Counter[str] = Counter()
+# By the group itself: names return with the next default group, which has other members.
+_n_found: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
@@ -205,9 +206,8 @@ def _gather_rows(
     voters: dist.ProcessGroup, row: Sequence[int], *, timeout_s: float
 ) -> list[tuple[int, ...]]:
     """Gather the ranks of each worker, in the order of the voters."""
-    key = str(voters.group_name)
-    _n_found[key] += 1
-    group = own_group(voters, name=f"sharding {_n_found[key]}", timeout_s=timeout_s)
+    _n_found[voters] = _n_found.get(voters, 0) + 1
+    group = own_group(voters, name=f"sharding {_n_found[voters]}", timeout_s=timeout_s)
     link = Gloo(group, timeout_s=timeout_s)
     told = ask_texts(link, " ".join(map(str, row)), step=0)
     rows = [tuple(map(int, text.split())) for text in told]
