@@ -102,6 +102,13 @@ OUTAGES = (
         RETURNS,
     ),
     Mutation(
+        "outage: survivors do not follow their epoch in the next store",
+        "crew/membership.py",
+        "                self._previous = before\n",
+        "                pass\n",
+        ("crew/test_admission.py",),
+    ),
+    Mutation(
         "outage: a store that stays away is waited for without end",
         "crew/store.py",
         "            if now_s - began_s >= limit_s:\n",

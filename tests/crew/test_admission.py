@@ -20,7 +20,7 @@ from distlion.crew import admission, epoch, lifeline, lookout, membership
 from distlion.crew.admission import Ask, ask, list_asks
 from distlion.crew.epoch import Epoch, Member, TooFewError
 from distlion.crew.lanes import OneLane
-from distlion.crew.membership import decide_among
+from distlion.crew.membership import Membership, Patience, decide_among
 from distlion.crew.memory import Memory
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
@@ -410,3 +410,27 @@ def test_of_two_that_ask_with_one_number_the_less_advanced_is_refused() -> None:
     decide_among(make_rendezvous(store), list_asks(store), min_workers=2)
     assert "Start it again" in store.get(double.answer)
     assert all(store.read(each.answer, json.loads)["epoch"] == 1 for each in trained)
+
+
+def test_survivors_follow_their_epoch_once_more_in_the_next_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = make_store()
+    made, before = Membership.__new__(Membership), make_epoch(store, 0, 1)
+    made.rendezvous, made._previous, made.min_workers = make_rendezvous(store), before, 2
+    made.patience, made._others_until_s = Patience(60), 0.0
+    made._lookout = SimpleNamespace(pause=lambda: False)  # type: ignore[assignment]
+    followed: list[Epoch] = []
+
+    def follow_late(rendezvous: Any, epoch: Epoch, own: Member, *args: Any, **more: Any) -> Epoch:
+        followed.append(epoch)
+        if len(followed) == 1:
+            raise dist.DistNetworkError("the store is away")
+        return epoch
+
+    monkeypatch.setattr(membership, "follow", follow_late)
+    find = partial(made._find_next, before.members[0], (), patience_s=0, is_ready=lambda: True)
+    with pytest.raises(dist.DistNetworkError):
+        find()
+    assert find() is before
+    assert followed == [before, before]
