@@ -219,7 +219,9 @@ def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
     by_id = {diary.id: diary for diary in diaries}
     for number, entered in _list_entries(diaries).items():
         first_id, epoch, step = entered[0][1].members[0]
-        known = [place for place in by_id[first_id].before if place[:2] == (epoch, step)]
+        # An empty store may have given the number of one that is gone anew.
+        first = {**by_id, **{diary.id: diary for diary, _ in entered}}[first_id]
+        known = [place for place in first.before if place[:2] == (epoch, step)]
         for diary, entry in entered:
             if known and entry.params != known[-1][2]:
                 yield f"epoch {number}: worker {diary.number} has not the most advanced parameters"
