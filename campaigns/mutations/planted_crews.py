@@ -36,8 +36,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: the next epoch has the next number, whoever else has taken it",
         "crew/membership.py",
-        '"epoch": rendezvous.store.add(_EPOCHS, 1)',
-        '"epoch": rendezvous.store.add(_EPOCHS, 0) + 1',
+        "rendezvous.name_crew(), rendezvous.store.add(EPOCHS, 1)",
+        "rendezvous.name_crew(), rendezvous.store.add(EPOCHS, 0) + 1",
         CREWS,
     ),
     Mutation(
@@ -170,7 +170,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: strangers are let in",
         "crew/lookout.py",
-        "refuse(store, [ask for ask in asks if ask.member.settings != own.settings], own)",
+        "refuse(store, [*strangers, *doubles], own, doubles)",
         "",
         ("crew/test_newcomers.py",),
     ),
@@ -246,9 +246,9 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: the number of the last epoch goes back",
-        "crew/store.py",
-        'self.store.compare_set(_BEGUN, str(found) if found else "", str(number))',
-        "self.store.set(_BEGUN, str(number))\n            return",
+        "crew/memory.py",
+        'store.compare_set(BEGUN, str(found) if found else "", str(number))',
+        "store.set(BEGUN, str(number))\n        return",
         ("crew/test_rendezvous.py",),
     ),
     Mutation(

@@ -30,6 +30,7 @@ from planted_methods import NAMES
 from planted_misuse import MISUSES
 from planted_newcomer import NEWCOMER
 from planted_orthogonal import ORTHOGONAL
+from planted_outages import OUTAGES
 from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
 from planted_race import RACES
@@ -61,6 +62,7 @@ EVERYWHERE = (
     *INPUTS,
     *FILES,
     *OVERLAP,
+    *OUTAGES,
     *NEWCOMER,
     *JOIN_MUTATIONS,
     *CAUTIOUS,

@@ -15,7 +15,13 @@ import time
 import torch
 
 from simulation.campaign import Tally, describe, describe_failure, run_campaign
-from simulation.crews.plan import CrewPlan, draw_crew_plan, draw_join_plan, draw_machine_plan
+from simulation.crews.plan import (
+    CrewPlan,
+    draw_crew_plan,
+    draw_join_plan,
+    draw_machine_plan,
+    draw_outage_plan,
+)
 from simulation.crews.play import play_crew
 from simulation.crews.rules import find_crew_violations
 from simulation.plan import draw_plan
@@ -33,11 +39,14 @@ def main() -> int:
     parser.add_argument("--crews", action="store_true", help="schedules of crews")
     parser.add_argument("--joins", action="store_true", help="of crews that newcomers join")
     parser.add_argument("--machines", action="store_true", help="of workers of several processes")
+    parser.add_argument("--outages", action="store_true", help="of crews that lose their store")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.seed is not None:
         if arguments.machines:
             return tell_crew(draw_machine_plan(arguments.seed))
+        if arguments.outages:
+            return tell_crew(draw_outage_plan(arguments.seed))
         if arguments.joins:
             return tell_crew(draw_join_plan(arguments.seed))
         if arguments.crews:
@@ -53,6 +62,7 @@ def main() -> int:
         of_crews=arguments.crews,
         joins=arguments.joins,
         machines=arguments.machines,
+        outages=arguments.outages,
     )
     print(file=sys.stderr)
     print(describe(tally, time.monotonic() - started_s))

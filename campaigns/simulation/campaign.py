@@ -12,7 +12,12 @@ from multiprocessing import get_context
 
 import torch
 
-from simulation.crews.plan import draw_crew_plan, draw_join_plan, draw_machine_plan
+from simulation.crews.plan import (
+    draw_crew_plan,
+    draw_join_plan,
+    draw_machine_plan,
+    draw_outage_plan,
+)
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
 from simulation.kernel import leave_imports_alone
@@ -87,7 +92,12 @@ class Tally:
 
 
 def play_seeds(
-    seeds: Sequence[int], *, of_crews: bool = False, joins: bool = False, machines: bool = False
+    seeds: Sequence[int],
+    *,
+    of_crews: bool = False,
+    joins: bool = False,
+    machines: bool = False,
+    outages: bool = False,
 ) -> Tally:
     """Play and check schedules, one after the other, in this process.
 
@@ -96,12 +106,14 @@ def play_seeds(
         of_crews: Whether they are schedules of crews.
         joins: Of crews in which newcomers catch up with a donor.
         machines: Of crews whose workers have several processes.
+        outages: Of crews that lose their store, and find an empty one.
     """
     draw_crew = draw_join_plan if joins else draw_crew_plan
     draw_crew = draw_machine_plan if machines else draw_crew
+    draw_crew = draw_outage_plan if outages else draw_crew
     tally = Tally()
     for seed in seeds:
-        if of_crews or joins or machines:
+        if of_crews or joins or machines or outages:
             crew = play_crew(draw_crew(seed))
             tally.add_crew(crew, find_crew_violations(crew))
         else:
@@ -119,6 +131,7 @@ def run_campaign(
     of_crews: bool = False,
     joins: bool = False,
     machines: bool = False,
+    outages: bool = False,
 ) -> Tally:
     """Play schedules in several processes.
 
@@ -129,10 +142,13 @@ def run_campaign(
         of_crews: Whether they are schedules of crews.
         joins: As for ``play_seeds``.
         machines: Likewise.
+        outages: Likewise.
     """
     started_s, total = time.monotonic(), Tally()
     batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
-    play_batch = partial(play_seeds, of_crews=of_crews, joins=joins, machines=machines)
+    play_batch = partial(
+        play_seeds, of_crews=of_crews, joins=joins, machines=machines, outages=outages
+    )
     for tally in _play_batches(batches, processes, play_batch):
         total.add(tally)
         report(total, time.monotonic() - started_s)

@@ -6,6 +6,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import datetime as dt
+import os
 import queue
 import random
 import socket
@@ -15,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
+from secrets import token_hex
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -25,10 +27,9 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 import simulation.distributed as distributed_module
 from distlion.crew import Crew
-from distlion.crew.lifeline import Lifeline, Pulse, ask_on
+from distlion.crew.lifeline import Connections
 from distlion.crew.side_link import Listener, dial
 from distlion.wire import gloo
-from distlion.wire.background import run_in_background
 from distlion.wire.groups import drop_store, keep
 from simulation.kernel import Kernel, Killed, Task, running
 
@@ -202,6 +203,25 @@ def _unregister_at_exit(function: Callable[[], Any]) -> None:
         functions.remove(function)
 
 
+class _Os:
+    """``os``, in which each worker is a process of its own, on a host of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def getpid(self) -> int:
+        return 1000 + int(getattr(running().current.process, "rank", 0))
+
+    def uname(self) -> SimpleNamespace:
+        return SimpleNamespace(nodename=running().current.process.name)
+
+
+def _draw_token(n_bytes: int) -> str:
+    """Return a token; what is drawn for the schedule goes on as it would."""
+    kernel = running()
+    return f"{kernel.current.process.name} {kernel.now_s:.9f}"
+
+
 def _draw(low: float, high: float) -> float:
     return running().random.uniform(low, high)
 
@@ -247,19 +267,19 @@ def _version(name: str) -> str:
     return version(name)
 
 
-class _Lifeline:
-    """``Lifeline``: a simulated connection breaks by itself where the store is silent."""
+class _Connections(Connections):
+    """``Connections``: a simulated connection breaks by itself where the store is silent."""
 
-    def __init__(self, connect: Callable[[], Any], limit_s: float) -> None:
-        self.connect, self.asked, self.pulse = connect, connect(), Pulse()
-        self.asked.counts = False
-        self._ended = Event()
-        listen = partial(ask_on, self.asked, [], self._ended, self.pulse)
-        run_in_background(listen, self._ended, "distlion lifeline")
+    can_be_cut = True  # type: ignore[assignment]
 
-    def end(self) -> None:
-        """Let the store go."""
-        self._ended.set()
+    def _open(self) -> Any:
+        return self._connect()
+
+    def make(self, restore: Callable[[Any], None] = lambda store: None) -> None:
+        """Connect; moments of faults are not counted by what the lifeline asks."""
+        super().make(restore)
+        if self.asked.made is not None:
+            self.asked.made.counts = False
 
 
 @cache
@@ -281,7 +301,9 @@ def _find_places() -> list[tuple[ModuleType, str, str]]:
         id(threading.Thread): "Thread",
         id(dt.datetime): "datetime",
         id(random): "random",
-        id(Lifeline): "Lifeline",
+        id(Connections): "Connections",
+        id(token_hex): "token_hex",
+        id(os): "os",
         id(Listener): "Listener",
         id(dial): "dial",
         id(socket): "socket",
@@ -323,7 +345,9 @@ def installed(distributed: Any) -> Iterator[None]:
         "Thread": Thread,
         "datetime": DATETIME,
         "random": RANDOM,
-        "Lifeline": _Lifeline,
+        "Connections": _Connections,
+        "token_hex": _draw_token,
+        "os": _Os(),
         "Listener": getattr(distributed, "listen", None),
         "dial": getattr(distributed, "dial", None),
         "socket": SimpleNamespace(

@@ -106,6 +106,13 @@ def test_crews_that_newcomers_join_keep_all_rules(seeds: range) -> None:
     assert not tally.failures
 
 
+@pytest.mark.parametrize("seeds", in_tiers([range(8), range(8, 300)], lambda seeds: not seeds[0]))
+def test_crews_that_lose_their_store_keep_all_rules(seeds: range) -> None:
+    tally = play_seeds(seeds, outages=True)
+    assert not tally.failures
+    assert tally.fired["restart"]
+
+
 @pytest.mark.parametrize("seed", in_tiers([1, 35], lambda seed: seed == 35))
 def test_a_seed_replays_its_crew(seed: int) -> None:
     first, second = (play_crew(draw_crew_plan(seed)) for _ in range(2))

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ from distlion.crew import admission, epoch, lifeline, lookout, membership
 from distlion.crew.admission import Ask, ask, list_asks
 from distlion.crew.epoch import Epoch, Member, TooFewError
 from distlion.crew.lanes import OneLane
-from distlion.crew.membership import decide_among
+from distlion.crew.membership import Membership, Patience, decide_among
+from distlion.crew.memory import Memory
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 
@@ -49,6 +51,11 @@ def make_rendezvous(store: Any, places: int = 9) -> Any:
         check_secret=lambda: None,
         check_open=lambda: None,
         is_led=True,
+        is_away=False,
+        trouble=None,
+        memory=Memory(),
+        name_crew=lambda: "the crew of this test",
+        find_grace_s=lambda: 0.0,
         few="fewer than 2 workers came",
     )
 
@@ -376,3 +383,54 @@ def test_a_system_that_lists_no_connections_is_named(
     )
     line.end()
     assert f"{tmp_path / 'absent'} does not list the connections" in caplog.text
+
+
+def make_double(identity: int) -> Member:
+    """Make a worker that an empty store has given a number anew, in a process of its own."""
+    return replace(make_member(identity, epoch=0), pid=1)
+
+
+def test_a_worker_with_the_number_of_a_member_is_refused_and_not_let_in() -> None:
+    store = make_store()
+    before = make_epoch(store, 0, 1)
+    double = put_ask(store, 1, make_double(1), is_ready=True)
+    woken = put_ask(store, 2, make_member(1), is_ready=True)  # a member that others gave up
+    assert admission.list_ready(store, SETTINGS, before.members) == [woken]
+    look = make_lookout(store)
+    look._look_for_asks(before)
+    assert "the number 1 of this worker is another one's" in store.get(double.answer)
+    assert list_asks(store) == [woken]
+    look.ended.set()
+
+
+def test_of_two_that_ask_with_one_number_the_less_advanced_is_refused() -> None:
+    store = make_store()
+    double = put_ask(store, 1, make_double(1), is_ready=True)
+    trained = [put_ask(store, 2 + each, make_member(each), is_ready=True) for each in range(2)]
+    decide_among(make_rendezvous(store), list_asks(store), min_workers=2)
+    assert "Start it again" in store.get(double.answer)
+    assert all(store.read(each.answer, json.loads)["epoch"] == 1 for each in trained)
+
+
+def test_survivors_follow_their_epoch_once_more_in_the_next_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = make_store()
+    made, before = Membership.__new__(Membership), make_epoch(store, 0, 1)
+    made.rendezvous, made._previous, made.min_workers = make_rendezvous(store), before, 2
+    made.patience, made._others_until_s = Patience(60), 0.0
+    made._lookout = SimpleNamespace(pause=lambda: False)  # type: ignore[assignment]
+    followed: list[Epoch] = []
+
+    def follow_late(rendezvous: Any, epoch: Epoch, own: Member, *args: Any, **more: Any) -> Epoch:
+        followed.append(epoch)
+        if len(followed) == 1:
+            raise dist.DistNetworkError("the store is away")
+        return epoch
+
+    monkeypatch.setattr(membership, "follow", follow_late)
+    find = partial(made._find_next, before.members[0], (), patience_s=0, is_ready=lambda: True)
+    with pytest.raises(dist.DistNetworkError):
+        find()
+    assert find() is before
+    assert followed == [before, before]

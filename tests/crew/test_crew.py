@@ -66,15 +66,19 @@ def test_an_address_of_ipv6_stands_in_brackets() -> None:
 
 def test_the_limit_of_a_silent_store_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     store, limits = host_store(), list[float]()
-    made = lifeline.Lifeline.__init__
+    begin = lifeline.Lifeline.__init__
     monkeypatch.setattr(
         lifeline.Lifeline,
         "__init__",
-        lambda self, connect, limit_s: (limits.append(limit_s), made(self, connect, limit_s))[1],
+        lambda self, connect, limit_s, **more: (
+            limits.append(limit_s),
+            begin(self, connect, limit_s, **more),
+        )[1],
     )
     crew = make_crew(store.port, store_timeout_s=33)
     assert limits == [33]
-    assert crew._membership.rendezvous.store.plain.timeout.total_seconds() == 33
+    made = crew._membership.rendezvous._connections.main.made
+    assert made.timeout.total_seconds() == 33
     crew._membership.rendezvous.end()
 
 

@@ -16,7 +16,7 @@ from distlion.crew.admission import Ask
 from distlion.crew.epoch import Epoch, FormingError, Member, TooFewError
 from distlion.crew.lanes import Lanes
 from distlion.crew.membership import decide_among
-from distlion.crew.store import Rendezvous, SignedStore, name_epoch
+from distlion.crew.store import Address, Rendezvous, SignedStore, name_epoch
 from distlion.errors import CrewError
 from distlion.wire.heartbeats import Heartbeats, beat
 
@@ -140,7 +140,7 @@ def test_process_without_a_store_is_told_to_start_it_again() -> None:
     (here,) = make_lanes(make_store(), 1)
     here._store = GoneStore()  # type: ignore[assignment]
     here._rendezvous = Rendezvous.__new__(Rendezvous)
-    here._rendezvous._endpoint = "head:29400"
+    here._rendezvous._address = Address("head:29400", "run", 5)
     (error,) = find_all([here], [make_member()], lambda: make_epoch(4))
     assert isinstance(error, CrewError) and "resume all workers from a checkpoint" in str(error)
 
@@ -199,6 +199,9 @@ class Places:
 
     def find_last_begun(self) -> int:
         return 0
+
+    def name_crew(self) -> str:
+        return "the crew of this test"
 
     def count_places(self, n_members: int) -> int:
         return 8 - n_members

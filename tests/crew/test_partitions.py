@@ -97,7 +97,8 @@ def join_from(plan: LabPlan, host: int, port: int, **options: Any) -> Any:
     """Make the crew of a worker on a host."""
     enter(plan, host)
     host = plan.address(STORE_HOST)
-    return make_crew(port, host=host, min_workers=2, store_timeout_s=5, **options)
+    limits = {"store_timeout_s": 5, "store_wait_s": 10}
+    return make_crew(port, host=host, min_workers=2, **limits, **options)
 
 
 def start_on(lab: Lab, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from crews import host_store
-from distlion.crew import carried
+from distlion.crew import carried, memory
 from distlion.crew.epoch import FormingError
 from distlion.crew.store import Rendezvous, SignedStore
 from distlion.errors import CrewError
@@ -33,24 +33,35 @@ def test_a_run_that_is_closed_lets_nobody_in() -> None:
     rendezvous.end()
 
 
-def test_the_number_of_the_last_epoch_never_falls() -> None:
+def test_the_number_of_the_last_epoch_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     store = host_store()
     rendezvous, other = make_rendezvous(store.port), make_rendezvous(store.port)
     assert rendezvous.find_last_begun() == 0
-    looks, find = [], rendezvous.find_last_begun
+    looks, read = [], memory.read_begun
 
-    def find_late() -> int:
+    def read_late(keys: SignedStore) -> int:
         """Look, and let another worker note a later epoch before this one notes its own."""
-        found = find()
+        found = read(keys)
         if not looks:
             looks.append(found)
             other.note_begun(6)
         return found
 
-    rendezvous.find_last_begun = find_late  # type: ignore[method-assign]
+    monkeypatch.setattr(memory, "read_begun", read_late)
     rendezvous.note_begun(5)
     assert looks == [0]
-    assert find() == 6
+    assert rendezvous.find_last_begun() == 6
+
+
+def test_an_epoch_of_which_a_worker_has_heard_has_begun_in_an_empty_store_too() -> None:
+    store = host_store()
+    rendezvous, other = make_rendezvous(store.port), make_rendezvous(store.port)
+    other.note_begun(5)
+    assert rendezvous.find_last_begun() == 5
+    store.delete_key("distlion/run/begun")
+    assert rendezvous.find_last_begun() == 5  # so newcomers that come back wait for members
+    rendezvous.end()
+    other.end()
 
 
 def test_a_word_of_the_living_is_heard() -> None:

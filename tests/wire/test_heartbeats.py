@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from distlion.wire import heartbeats
-from distlion.wire.heartbeats import BEAT_S, N_HEARD, Heartbeats, beat
+from distlion.wire.heartbeats import BEAT_S, N_HEARD, RETURN_S, Heartbeats, beat
 
 SILENCE_S = 1.0
 
@@ -83,6 +83,15 @@ def test_one_that_was_held_up_itself_does_not_find_others_silent(clock: Clock) -
     beat(store, 1, 2)
     clock.now_s += BEAT_S
     assert heard.find_silent() == ()
+
+
+def test_silence_counts_for_nothing_while_others_may_come_back_to_the_store(clock: Clock) -> None:
+    heard = Heartbeats(host_keys(), 0, 2, SILENCE_S)
+    heard.find_silent()
+    assert look_for(heard, clock, SILENCE_S - BEAT_S) == ()
+    heard.begin_anew()  # the store was away, and is empty
+    assert look_for(heard, clock, RETURN_S - BEAT_S) == ()
+    assert look_for(heard, clock, SILENCE_S) == (1,)
 
 
 @pytest.mark.parametrize("rank", [0, 5, 39])

@@ -213,3 +213,16 @@ def test_the_first_worker_that_waits_says_so_once(
         "[rank 1] step 3 has waited for more than 60 s for rank 0, "
     )
     assert "an error after 1800 s" in record.getMessage()
+
+
+def test_roll_is_called_anew_in_a_store_that_has_come_back_empty() -> None:
+    old, new = dist.HashStore(), dist.HashStore()
+    first, second = (RollCalls(old, rank, 2) for rank in range(2))
+    asked = first.ask(since_s=0.0)
+    first.look(tell(BUSY))  # the other one has not seen it
+    for each in (first, second):
+        each._store = new
+        each.begin_anew()
+    for each in (first, second, first):
+        each.look(tell(BUSY))
+    assert asked.answers is not None and len(asked.answers) == 2

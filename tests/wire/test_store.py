@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch.distributed as dist
 
-from distlion.wire.groups import store_of
+from distlion.wire.groups import keep_store, store_of
 from distlion.wire.turns import Turn
 from distlion.wire.watch import watch_peers
 
@@ -120,3 +120,33 @@ def test_a_host_that_leaves_once_it_is_seen_that_nobody_alarmed_gives_nobody_up(
     watch._looked_s = time.monotonic() - 1000.0
     watch._waiting.add(object())
     assert watch.is_given_up(30.0) == is_given_up
+
+
+class Away:
+    """A store that is away until it is back, and then empty."""
+
+    def __init__(self) -> None:
+        self.back: dist.Store | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if self.back is None:
+            raise dist.DistNetworkError("the store is away")
+        found: Callable[..., object] = getattr(self.back, name)
+        return found
+
+
+def test_alarm_that_a_store_has_missed_is_raised_once_it_is_back(
+    group: dist.ProcessGroup,
+) -> None:
+    away = Away()
+    keep_store(group, away)
+    watch = watch_peers(group, store_is_apart=True)
+    assert watch.agree_on_failure("lost").culprits == ()
+    with pytest.raises(RuntimeError):
+        watch.look()
+    assert watch.go_on_without_store()
+    away.back = dist.HashStore()
+    deadline_s = time.monotonic() + 30
+    while not away.back.check(["distlion/alarm"]) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert away.back.get("distlion/alarm") == b"lost"

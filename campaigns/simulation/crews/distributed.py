@@ -53,7 +53,16 @@ class CrewDistributed(Distributed):
 
     def create_connection(self, address: tuple[str, int], timeout: float) -> SimpleNamespace:
         """Look whether the store listens: its machine answers for one that is silent."""
-        if self.network.keeper.is_gone:
+        network, machine, kernel = self.network, self._machine, running()
+        silent_until_s = max(
+            network.silent_until_s(machine, network.keeper, is_store=True),
+            network.silent_until_s(network.keeper, machine, is_store=True),
+        )
+        if silent_until_s > kernel.now_s:
+            kernel.sleep(min(timeout, silent_until_s - kernel.now_s))
+            if silent_until_s > kernel.now_s:
+                raise TimeoutError("timed out")
+        if network.keeper.is_gone:
             raise ConnectionRefusedError("Connection refused")
         return SimpleNamespace(close=lambda: None)
 

@@ -87,6 +87,10 @@ class CrewInjector:
             self._stale.add(machine.rank)
         elif fault.kind == "store" and fault.seconds == math.inf:
             network.lose_store()
+        elif fault.kind == "restart":
+            if not network.keeper.is_gone:
+                network.lose_store()
+                network.kernel.call_at(now_s + fault.seconds, network.start_next_store)
         elif fault.kind == "store":
             network.stop(network.keeper, fault.seconds)
         else:

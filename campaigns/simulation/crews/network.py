@@ -63,6 +63,7 @@ class CrewNetwork(Network):
         keeper: The machine that keeps the store.
         on_request: Called before each request to the store.
         streams, listeners: Ends of connections beside groups, and ports for them.
+        n_stores: Stores before the present one, each of which began empty.
     """
 
     def __init__(self, kernel: Kernel, delays: Delays) -> None:
@@ -71,6 +72,7 @@ class CrewNetwork(Network):
         self.on_request: Callable[[Machine], None] = lambda machine: None
         self.streams: list[Stream] = []
         self.listeners: list[StreamListener] = []
+        self.n_stores = 0
         self._asked: list[tuple[CrewMachine, Future]] = []
         self._waiting: list[tuple[Sequence[str], Callable[[], None]]] = []
 
@@ -107,8 +109,16 @@ class CrewNetwork(Network):
         """End the process that keeps the store."""
         self.kernel.tell(self.keeper, "dies")
         self.keeper.is_gone = True
+        self._waiting.clear()
         for machine, answer in self._asked:
             self._refuse(machine, answer)
+
+    def start_next_store(self) -> None:
+        """Start an empty store in place of the one that died."""
+        self.kernel.tell(self.keeper, "is started again, empty")
+        self.keeper.is_gone = False
+        self.n_stores += 1
+        self.store.clear()
 
     def ask(
         self,
@@ -116,6 +126,8 @@ class CrewNetwork(Network):
         under_way: deque[Callable[[], None]],
         action: Callable[[Data], Any],
         keys: Sequence[str] = (),
+        *,
+        n_stores: int = 0,
     ) -> Future:
         """Send a request to the store; what is under way may get there although the sender died.
 
@@ -124,6 +136,7 @@ class CrewNetwork(Network):
             under_way: Requests of this connection, which arrive in their order.
             action: What the store does.
             keys: What must be there before.
+            n_stores: Stores before the one that the connection is to.
         """
         answer, kernel = Future(), self.kernel
         self._asked = [(asker, other) for asker, other in self._asked if not other.is_done]
@@ -136,7 +149,7 @@ class CrewNetwork(Network):
             if later_s > kernel.now_s:
                 if later_s < math.inf:
                     kernel.call_at(later_s + kernel.random.random() * WAKING_S, arrive)
-            elif self.keeper.is_gone:
+            elif self.keeper.is_gone or n_stores != self.n_stores:
                 self._refuse(machine, answer)
             elif machine.is_gone and kernel.random.random() < 0.5:
                 under_way.clear()  # and with it what follows
@@ -200,6 +213,7 @@ class CrewStore:
     def __init__(self, network: CrewNetwork, machine: CrewMachine, timeout_s: float) -> None:
         self._network, self._machine, self._timeout_s = network, machine, timeout_s
         self._lock, self._is_broken = Lock(), False
+        self._n_stores = network.n_stores
         self.counts = True  # whether moments of faults are counted by its requests
         self._under_way: deque[Callable[[], None]] = deque()
         kernel = network.kernel
@@ -270,7 +284,7 @@ class CrewStore:
         with self._lock:
             if self._is_broken:
                 raise dist.DistNetworkError("Broken pipe")
-            answer = network.ask(machine, self._under_way, action, keys)
+            answer = network.ask(machine, self._under_way, action, keys, n_stores=self._n_stores)
             try:
                 result = answer.result(limit_s) if waits else None
             except FutureTimeoutError:

@@ -13,7 +13,8 @@ from simulation.network import Delays
 from simulation.plan import _draw_delays, _draw_options
 
 Kind = Literal[
-    "die", "stop", "cut", "split", "unheard", "late", "leave", "abandon", "stale", "store"
+    "die", "stop", "cut", "split", "unheard", "late", "leave", "abandon", "stale", "store",
+    "restart",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = (
     "die", "stop", "cut", "split", "unheard", "late", "leave", "abandon", "stale", "store",
@@ -21,6 +22,8 @@ KINDS: tuple[Kind, ...] = (
 Phase = Literal["forming", "training", "committed", "ending"]
 WAIT_S = 100.0
 """How long fewer than ``min_workers`` wait for others."""
+STORE_WAIT_S = 60.0
+"""How long those who need it wait for a store that is away."""
 REFUSED = ("nodes", "momentum_sync")
 
 
@@ -33,7 +36,8 @@ class CrewFault:
             cut off from all others, with or without the store; "unheard": cut off from the store;
             "late": it computes for ``seconds``; "leave": its script fails; "abandon": so that its
             main thread ends without a word, while others keep the process; "stale": in place of a
-            message it sends one of an earlier epoch; "store": the store dies, or is stopped.
+            message it sends one of an earlier epoch; "store": the store dies, or is stopped;
+            "restart": it dies, and after ``seconds`` an empty one takes its place.
         victim: Its number.
         phase: What the victim is at: it forms an epoch, trains in one, has just committed, or has
             taken its last step and does not know of the others yet.
@@ -208,6 +212,40 @@ def draw_join_plan(seed: int) -> CrewPlan:
         faults=tuple(each for each in faults if each.victim != each.peer),
         replay_steps=chance.choice((1, 3, 64, 64)),
     )
+
+
+def draw_outage_plan(seed: int) -> CrewPlan:
+    """Draw a schedule in which the store is lost and comes back empty, once or twice."""
+    chance = random.Random(f"outage {seed}")
+    plan = draw_join_plan(seed) if chance.random() < 0.3 else draw_crew_plan(seed)
+    goal, size = max(8, plan.goal), len(plan.starts_s)
+    faults = [
+        each
+        for each in plan.faults
+        if not each.is_endless_cut and (each.kind, each.seconds) != ("store", math.inf)
+    ]
+    for _ in range(chance.choice((1, 1, 1, 2))):
+        phase: Phase = chance.choice(("forming", "training", "training", "committed", "ending"))
+        after, time = chance.randrange(90), chance.choice((0, 0, 1))
+        if phase == "committed":
+            after, time = 0, chance.choice((goal - 1, chance.randrange(goal)))
+        elif phase == "ending":
+            after, time = 0, 0
+        lost = CrewFault(
+            "restart",
+            chance.randrange(size),
+            phase,
+            time,
+            after,
+            seconds=chance.choice((0.3, 2.0, 6.0, 15.0)) * chance.uniform(0.5, 1.5),
+        )
+        faults.append(lost)
+        if phase != "ending" and chance.random() < 0.4:  # somebody else is lost meanwhile
+            fault = _draw_fault(chance, plan.n_workers, size, goal, 1.0, before=None)
+            if not fault.is_endless_cut and fault.kind != "store":
+                later = replace(fault, phase=phase, time=time + (phase == "committed"))
+                faults.append(replace(later, after=0 if phase == "committed" else after + 2))
+    return replace(plan, goal=goal, faults=tuple(faults))
 
 
 def draw_machine_plan(seed: int) -> CrewPlan:

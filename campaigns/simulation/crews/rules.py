@@ -40,6 +40,8 @@ NO_STORE = "store"
 APART = "not to each other"
 BEHIND = "has fallen behind"
 TORN = "have come to different steps"
+ANOTHER = "have begun another run"
+DOUBLE = "is another one's"
 
 
 def find_crew_violations(outcome: CrewOutcome) -> list[str]:
@@ -47,18 +49,28 @@ def find_crew_violations(outcome: CrewOutcome) -> list[str]:
     if outcome.plan.lanes > 1:
         return find_machine_violations(outcome)
     diaries = list(outcome.diaries.values())
-    return [
+    found = [
         *outcome.trouble,
         *(f"worker {diary.number}: {text}" for diary in diaries for text in diary.wrong),
+        *_find_other_errors(diaries),
+        *_find_other_crews(outcome, diaries),
+        *_find_unknown_bits(diaries),
+        *_find_no_progress(outcome, diaries),
+    ]
+    for crew in sorted({diary.crew for diary in diaries}):
+        found += _find_crew_violations(outcome, [each for each in diaries if each.crew == crew])
+    return found
+
+
+def _find_crew_violations(outcome: CrewOutcome, diaries: list[CrewDiary]) -> list[str]:
+    """List what is not as it must be among the workers of one crew."""
+    return [
         *_find_other_rosters(outcome, diaries),
         *_find_other_bits(diaries),
-        *_find_unknown_bits(diaries),
         *_find_other_beginnings(diaries),
         *_find_steps_back(diaries),
         *_find_other_estimates(diaries),
         *_find_two_runs(outcome, diaries),
-        *_find_other_errors(diaries),
-        *_find_no_progress(outcome, diaries),
         *_find_vain_epochs(outcome, diaries),
         *_find_new_beginnings(outcome, diaries),
         *_find_given_up(outcome, diaries),
@@ -207,7 +219,9 @@ def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
     by_id = {diary.id: diary for diary in diaries}
     for number, entered in _list_entries(diaries).items():
         first_id, epoch, step = entered[0][1].members[0]
-        known = [place for place in by_id[first_id].before if place[:2] == (epoch, step)]
+        # An empty store may have given the number of one that is gone anew.
+        first = {**by_id, **{diary.id: diary for diary, _ in entered}}[first_id]
+        known = [place for place in first.before if place[:2] == (epoch, step)]
         for diary, entry in entered:
             if known and entry.params != known[-1][2]:
                 yield f"epoch {number}: worker {diary.number} has not the most advanced parameters"
@@ -274,6 +288,17 @@ def _find_other_errors(diaries: list[CrewDiary]) -> Iterator[str]:
             yield f"worker {diary.number} raised {kind}: {text}"
 
 
+def _find_other_crews(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    """Find crews that were begun beside another one; only in an empty store one may be."""
+    crews = {diary.crew for diary in diaries if diary.crew}
+    n_restarts = sum(fault.kind == "restart" for fault, _ in outcome.fired)
+    if len(crews) > 1 + n_restarts:
+        yield f"{len(crews)} crews, where the store was started again {n_restarts} times"
+    for diary in diaries:
+        if ANOTHER in diary.error[1] and len(crews) < 2:
+            yield f"worker {diary.number} found another crew where there was none"
+
+
 def _is_impaired(outcome: CrewOutcome) -> bool:
     """Return whether a fault lets even those fail who live."""
     return any(
@@ -288,13 +313,16 @@ def _may_miss_store(outcome: CrewOutcome) -> bool:
         fault.kind in ("store", "unheard") or (fault.kind == "split" and fault.holds_for_store)
         for fault, _ in outcome.fired
         if fault.seconds > STORE_TIMEOUT_S - 1
-    )
+    ) or any(fault.kind == "restart" for fault, _ in outcome.fired)
 
 
-def _is_known_limit(plan: CrewPlan, text: str) -> bool:
-    """Return whether a worker may have been sent away with these words."""
+def _is_known_limit(plan: CrewPlan, diary: CrewDiary) -> bool:
+    """Return whether a worker may have been sent away with its words."""
+    text = diary.error[1]
     is_behind = plan.replay_steps is not None and BEHIND in text
-    return is_behind or (plan.is_beyond_limits and APART in text)
+    came_too_early = DOUBLE in text and not diary.entries
+    is_apart = plan.is_beyond_limits and APART in text
+    return is_behind or came_too_early or is_apart or ANOTHER in text
 
 
 def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
@@ -330,11 +358,9 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
             # In a slow network it may have failed each time that it was let in.
             if len(there) >= least and not outcome.plan.is_slow:
                 yield f"worker {diary.number} says too few came, of {len(there)}: {text}"
-        elif (outcome.plan.is_beyond_limits and APART in text) or (
-            outcome.plan.replay_steps is not None and BEHIND in text
-        ):
+        elif _is_known_limit(outcome.plan, diary):
             continue
-        elif NO_STORE not in text or not _may_miss_store(outcome):
+        elif NO_STORE not in text or diary.entries or not _may_miss_store(outcome):
             yield f"worker {diary.number} was sent away: {text}"
 
 

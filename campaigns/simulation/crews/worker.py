@@ -20,7 +20,7 @@ from distlion.votes.registry import RULES
 from simulation.crews.estimates import Said, find_said
 from simulation.crews.faults import CrewInjector
 from simulation.crews.network import CrewMachine
-from simulation.crews.plan import WAIT_S, CrewPlan
+from simulation.crews.plan import STORE_WAIT_S, WAIT_S, CrewPlan
 from simulation.kernel import Kernel
 
 Key = tuple[int, int]
@@ -69,6 +69,7 @@ class CrewDiary:
     Attributes:
         number: Of its machine.
         id: In the crew; -1 before it has one.
+        crew: The token of its crew; "" before it is in an epoch.
         ending: "finished", "raised", "left", "broken" by an error that is not the package's;
             "died", "stopped" for good, or "has no end"; "" while it runs.
         error: The class of the error that ended it, and what it says.
@@ -85,6 +86,7 @@ class CrewDiary:
 
     number: int
     id: int = -1
+    crew: str = ""
     ending: str = ""
     error: tuple[str, str] = ("", "")
     started_s: float = 0.0
@@ -178,6 +180,7 @@ class CrewWorker:
             secret="of the simulation",
             newcomers=plan.newcomers,  # type: ignore[arg-type]
             wait_timeout_s=WAIT_S,
+            store_wait_s=STORE_WAIT_S,
             **more,
         )
         self._crew, self._diary.id = crew, crew.id
@@ -284,6 +287,7 @@ class CrewWorker:
         assert found is not None
         if self._n_formed == 0:
             self._watch(found)
+        self._diary.crew = self._crew._membership.rendezvous.memory.crew
         own, held = find_said(found, epoch.place) if self._plan.lanes == 1 else ({}, {})
         self._diary.entries.append(
             Entry(

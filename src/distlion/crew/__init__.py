@@ -3,9 +3,10 @@
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.crew import Crew
 from distlion.crew.local_steps import CrewLocalSteps
+from distlion.crew.memory import NOW
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.sampler import CrewSampler
-from distlion.crew.store import DEFAULT_PORT, NOW, name_run, start_store
+from distlion.crew.store import DEFAULT_PORT, name_run, start_store
 
 __all__ = [
     "DEFAULT_PORT",

@@ -113,7 +113,8 @@ def ask(
     _change(store, lambda asks: [*asks, mine])
     now_s = time.monotonic()
     until_s, beat_s, heard = now_s + limit_s, now_s, ""
-    alone_s = now_s + (SEEN_S if rendezvous.find_last_begun() else 0)
+    # After the store was away, members may come back later than this worker.
+    alone_s = now_s + (SEEN_S + rendezvous.find_grace_s() if rendezvous.find_last_begun() else 0)
     while not store.check([mine.answer]):
         now_s, word = time.monotonic(), store.get(mine.seen) if store.check([mine.seen]) else ""
         if word != heard:
@@ -190,13 +191,24 @@ def list_asks(store: SignedStore) -> list[Ask]:
     return _read(store, store.plain.get(_ASKING)) if store.check([_ASKING]) else []
 
 
-def list_ready(store: SignedStore, settings: int) -> list[Ask]:
-    """Return the asks of workers that are ready and have the members' parameters and settings."""
-    return [
-        each
-        for each in list_asks(store)
-        if each.member.settings == settings and store.check([each.ready])
-    ]
+def list_ready(store: SignedStore, settings: int, members: Sequence[Member]) -> list[Ask]:
+    """Return the asks of workers that are ready, and fit the members and their settings."""
+    alike = [each for each in list_asks(store) if each.member.settings == settings]
+    doubles = find_doubles(alike, members)
+    return [each for each in alike if each not in doubles and store.check([each.ready])]
+
+
+def find_doubles(asks: Sequence[Ask], members: Sequence[Member]) -> list[Ask]:
+    """Find workers that have the number of a member, or of a worker before them.
+
+    A store that has come back empty gives numbers anew until a member has restored it.
+    """
+    known, doubles = {each.id: (each.host, each.pid) for each in members}, []
+    for each in asks:
+        place = each.member.host, each.member.pid
+        if known.setdefault(each.member.id, place) != place:
+            doubles.append(each)
+    return doubles
 
 
 def answer(store: SignedStore, asks: Sequence[Ask], decision: dict[str, Any]) -> None:
@@ -206,8 +218,17 @@ def answer(store: SignedStore, asks: Sequence[Ask], decision: dict[str, Any]) ->
     withdraw(store, asks)
 
 
-def refuse(store: SignedStore, asks: Sequence[Ask], own: Member) -> None:
-    """Refuse these workers as strangers, who do not suit this member."""
+def refuse(
+    store: SignedStore, asks: Sequence[Ask], own: Member, doubles: Sequence[Ask] = ()
+) -> None:
+    """Refuse these workers: strangers, who do not suit this member, or those with another's number.
+
+    Args:
+        store: The store.
+        asks: The workers.
+        own: This member.
+        doubles: Those among them that have another's number.
+    """
     for each in asks:
         why, here, there = STRANGER, own.processes, each.member.processes
         if here != there:
@@ -220,6 +241,11 @@ def refuse(store: SignedStore, asks: Sequence[Ask], own: Member) -> None:
             why = (
                 f"each member of this crew is {kinds[own.has_group]}, and this one is "
                 f"{kinds[not own.has_group]}; start all in the same way"
+            )
+        elif each in doubles:
+            why = (
+                f"the number {each.member.id} of this worker is another one's: the store was "
+                "started again, and this worker came before the members were back. Start it again"
             )
         store.set(each.answer, json.dumps({"refused": why}))
     withdraw(store, asks)

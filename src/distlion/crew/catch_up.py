@@ -16,7 +16,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import DistError
 
 from distlion import faults
 from distlion.crew.epoch import Epoch, FormingError, Member, decline
@@ -190,13 +189,8 @@ class Newcomer:
 
         Raises:
             CrewError: This worker falls behind each time, or the run is over.
+            DistError: The store is away.
         """
-        try:
-            return self._find_donor(own)
-        except DistError as error:
-            raise self._rendezvous.make_gone_error(error) from error
-
-    def _find_donor(self, own: Member) -> int | None:
         rendezvous = self._rendezvous
         while self._catch_up is None or self._catch_up.problem:
             self.give_up()
@@ -210,7 +204,7 @@ class Newcomer:
             if not self._begin(own):
                 return None
         if not self._await_close(self._catch_up):
-            return self._find_donor(own)
+            return self.find_donor(own)
         if faults.armed:
             faults.fire(rank=own.id, step=0, point="caught_up", subject=self)
         return self._catch_up.donor

@@ -5,23 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.command_line import Parser, read_whole
-from distlion.crew.store import DEFAULT_PORT, NOW, name_run, start_store
+from distlion.crew.memory import NOW
+from distlion.crew.store import DEFAULT_PORT, MEMBERS_FIRST, TRAINED, name_run, start_store
 
 _LOOK_S = 0.5
+MEMBERS_FIRST_S = 60
+"""Seconds for members to come back; they try every few seconds."""
 
 
 def make_parser() -> Parser:
     """Make the parser of the command."""
     parser = Parser(
         prog="distlion crew",
-        description="Run the store through which the workers of a crew meet, until Ctrl-C. It must "
-        "live as long as the run. Each change of members prints a line. The store listens on all "
-        "interfaces: let only the workers reach the port.",
-        epilog="Example: distlion crew --port 29400",
+        description="Run the store through which the workers of a crew meet, until Ctrl-C. If it "
+        "is lost, members train on, and come back to the next one at the same name and port. Each "
+        "change of members prints a line. The store listens on all interfaces: let only the "
+        "workers reach the port.",
+        epilog="Example: distlion crew --port 29400 --state /var/lib/crew/trained",
     )
     parser.add_argument(
         "--port",
@@ -31,6 +36,23 @@ def make_parser() -> Parser:
     )
     parser.add_argument(
         "--run-id", default="run", help="Run whose members are shown (default: %(default)s)."
+    )
+    parser.add_argument(
+        "--members-first",
+        type=read_whole,
+        nargs="?",
+        const=MEMBERS_FIRST_S,
+        default=0,
+        metavar="SECONDS",
+        help="For a store that is started again, empty, while a crew trains: newcomers wait until "
+        f"its members are back, or for this long ({MEMBERS_FIRST_S} without a number).",
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="File that is made once a crew has trained. A store that finds it was started again, "
+        "and lets members come back first.",
     )
     return parser
 
@@ -42,7 +64,15 @@ def run(arguments: Sequence[str]) -> None:
         CrewError: The port is taken.
     """
     asked = make_parser().parse_args(arguments[1:])
+    is_known = asked.state is None or asked.state.exists()
+    first_s = asked.members_first
+    if asked.state is not None and is_known:
+        first_s = first_s or MEMBERS_FIRST_S
     store = start_store(asked.port)
+    if first_s:
+        store.set(MEMBERS_FIRST, "")
+        _print(f"newcomers wait for members that come back, for {first_s} s at most")
+    until_s = time.monotonic() + first_s
     _print(f"the store listens at port {store.port}; members of {asked.run_id!r} follow")
     members, shown = PrefixStore(name_run(asked.run_id), store), b""
     with suppress(KeyboardInterrupt):
@@ -50,6 +80,12 @@ def run(arguments: Sequence[str]) -> None:
             if members.check([NOW]) and (now := members.get(NOW)) != shown:
                 _print(now.decode())
                 shown = now
+            if first_s and time.monotonic() > until_s:
+                store.delete_key(MEMBERS_FIRST)
+                first_s = 0
+            if not is_known and store.check([TRAINED]):
+                asked.state.touch()
+                is_known = True
             time.sleep(_LOOK_S)
     _print("the store has ended")
 

@@ -23,7 +23,13 @@ from distlion.crew.local_steps import CrewLocalSteps
 from distlion.crew.membership import Membership
 from distlion.crew.optimizer import CrewLion
 from distlion.crew.retry import RetryingLion, check_retry
-from distlion.crew.store import MOST_WORKERS, STORE_TIMEOUT_S, Rendezvous, parse_endpoint
+from distlion.crew.store import (
+    MOST_WORKERS,
+    STORE_TIMEOUT_S,
+    STORE_WAIT_S,
+    Rendezvous,
+    parse_endpoint,
+)
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.local_steps import Inner
 from distlion.step.arguments import check_positive
@@ -37,7 +43,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("distlion")
 
 
-def have_all_finished(epoch: Epoch, optimizer: CrewLion, *, silence_s: float) -> bool:
+def have_all_finished(
+    epoch: Epoch, optimizer: CrewLion, *, silence_s: float, grace_s: float = 0.0
+) -> bool:
     """Wait; return False if a member was lost, failed in its last step, or fell silent.
 
     Nobody waits for a member in a step any more, so each must show that it is alive.
@@ -46,8 +54,11 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion, *, silence_s: float) ->
         epoch: The present epoch.
         optimizer: This worker's optimizer.
         silence_s: Seconds without a heartbeat after which a member is silent.
+        grace_s: Seconds in which others may come back to the store, and none is silent.
     """
     heartbeats = listen(epoch, silence_s=silence_s)
+    if grace_s:
+        heartbeats.begin_anew()
     names, store = epoch.names, epoch.store
     store.set(f"finished/{names[epoch.rank]}", "")
     left = list(range(len(names)))
@@ -62,6 +73,21 @@ def have_all_finished(epoch: Epoch, optimizer: CrewLion, *, silence_s: float) ->
 
 
 SECRET_VARIABLE = "DISTLION_CREW_SECRET"
+
+
+def find_secret(secret: str | None, endpoint: str) -> str:
+    """Return the secret, or that of this process's environment; warn where there is none."""
+    secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
+    if not secret:
+        logger.warning(
+            "the crew has no secret: anyone who reaches %s can change its weights; set %s to the "
+            "same random words on all of them",
+            endpoint,
+            SECRET_VARIABLE,
+        )
+    return secret
+
+
 SILENCE_S, LEAST_SILENCE_S = 2.0, 1.0
 """Seconds without a heartbeat, unless the caller says otherwise, and at least."""
 
@@ -118,7 +144,9 @@ class Crew:
         replay_steps: Most replies of steps that a member keeps for a newcomer that is slow; a reply
             has a bit or more per element. A newcomer that falls further behind begins anew.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
-        store_timeout_s: Seconds that the store may be silent before all workers stop.
+        store_timeout_s: Seconds that the store may be silent before it counts as lost.
+        store_wait_s: Seconds that a worker waits for a store that is lost once it needs it. Steps
+            do not need it; to let workers in, to go on after a loss and to finish do.
         silence_s: Seconds without a heartbeat after which the others give a member up that they
             wait for; one that computes for long keeps its place. 1 or more.
 
@@ -129,7 +157,8 @@ class Crew:
         CrewError: No store answers at the endpoint.
 
     Notes:
-        Only the store must stay alive: without it all workers stop with a CrewError.
+        The store may be lost and started again: steps go on without it, and the members restore
+        what the run needs (``crew/memory.py``).
 
     Example:
         >>> with distlion.Crew("head:29400", min_workers=3) as crew:
@@ -155,6 +184,7 @@ class Crew:
         replay_steps: int = REPLAY_STEPS,
         wait_timeout_s: float = 600,
         store_timeout_s: float = STORE_TIMEOUT_S,
+        store_wait_s: float = STORE_WAIT_S,
         silence_s: float = SILENCE_S,
     ) -> None:
         parse_endpoint(endpoint)
@@ -165,27 +195,21 @@ class Crew:
             )
         check_newcomers(newcomers)
         check_positive("store_timeout_s", store_timeout_s)
+        check_positive("store_wait_s", store_wait_s)
         check_silence(silence_s)
         check_handover(handover_rate, replay_steps)
         self._handover_rate, self._replay_steps = handover_rate, replay_steps
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")
-        secret = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
-        if not secret:
-            logger.warning(
-                "the crew has no secret: anyone who reaches %s can change its weights; set %s "
-                "to the same random words on all of them",
-                endpoint,
-                SECRET_VARIABLE,
-            )
         lanes = None if member is None else Lanes(member)
         rendezvous = Rendezvous(
             endpoint,
             run_id=run_id,
-            secret=secret,
+            secret=find_secret(secret, endpoint),
             min_workers=min_workers,
             max_workers=max_workers,
             store_timeout_s=store_timeout_s,
+            store_wait_s=store_wait_s if lanes is None else None,
         )
         try:
             self._membership = Membership(
@@ -241,7 +265,7 @@ class Crew:
         Only the first process of a member looks; it is False on the others.
 
         Raises:
-            CrewError: The store is gone.
+            CrewError: The store has another run, or values of a stranger.
         """
         return self._membership.wants_change
 
@@ -356,20 +380,38 @@ class Crew:
         if optimizer is None or not membership.has_epoch:
             return
         try:
-            while not have_all_finished(self.epoch, optimizer, silence_s=membership.silence_s):
+            while not self._have_all_finished(optimizer):
                 optimizer.form((), patience_s=optimizer.patience_s)
                 optimizer.catch_up()
-        except DistError as error:
-            raise CrewError(
-                f"the store is gone ({error}): this worker has finished, and cannot know "
-                "whether the others have"
-            ) from error
         except CrewError as error:
             if not isinstance(error.__cause__, TooFewError):
                 raise
             logger.warning("worker %d has finished, the last of all: %s", membership.id, error)
         membership.ended.set()
         membership.rendezvous.close()
+
+    def _have_all_finished(self, optimizer: CrewLion) -> bool:
+        """Wait for the other members, and for a store that is away.
+
+        Raises:
+            CrewError: The store stays away.
+        """
+        rendezvous, silence_s = self._membership.rendezvous, self._membership.silence_s
+        while True:
+            grace_s = rendezvous.find_grace_s()
+            try:
+                return have_all_finished(
+                    self.epoch, optimizer, silence_s=silence_s, grace_s=grace_s
+                )
+            except DistError as error:
+                try:
+                    was_away = rendezvous.await_back(error)
+                except CrewError as gone:
+                    raise CrewError(
+                        f"{gone}; this worker has finished, and cannot know whether the others have"
+                    ) from gone
+                if not was_away:
+                    raise rendezvous.make_gone_error(error) from error
 
     def __enter__(self) -> Crew:
         return self

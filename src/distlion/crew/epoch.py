@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
+from distlion.crew.memory import IDS
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 from distlion.votes.roster import Roster
@@ -91,7 +92,7 @@ CONNECT_S, CONNECT_S_EACH = 2.5, 0.5
 """Seconds for connections, and more for each member. All are ready at the start, so a longer wait
 is for a member that has died meanwhile."""
 _POLL_S = 0.005
-_IDS, _MISSING = "ids", "missing"
+_MISSING = "missing"
 
 
 class FormingError(Exception):
@@ -252,7 +253,7 @@ class Epoch:
 
 def take_id(store: SignedStore) -> int:
     """Return a number that is unique in the run."""
-    return store.add(_IDS, 1) - 1
+    return store.add(IDS, 1) - 1
 
 
 def order_members(members: Sequence[Member]) -> list[Member]:

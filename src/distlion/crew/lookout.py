@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import list_asks, refuse, withdraw
+from distlion.crew.admission import find_doubles, list_asks, refuse, withdraw
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import Epoch
 from distlion.crew.lanes import OneLane
@@ -106,6 +106,8 @@ class Lookout:
 
     def _look_again(self) -> None:
         while not self.ended.wait(LOOK_S):
+            if self._lanes.leads:
+                self._trouble = self._trouble or self._rendezvous.trouble
             if not self._rendezvous.is_led:  # it would keep away workers that ask
                 continue
             epoch = self._epoch
@@ -129,11 +131,11 @@ class Lookout:
         except CrewError as error:  # a stranger writes to the store
             self._trouble = error
             return
+        except DistError:  # nobody asks while the store is away; it may come back empty
+            self._heard, self._announcements = {}, Announcements()
+            return
         except Exception as error:  # noqa: BLE001 it must not end this thread without a word
-            self._trouble = CrewError(
-                f"the store of the crew is gone ({error}); start it again and resume all workers "
-                "from a checkpoint"
-            )
+            self._trouble = self._rendezvous.make_gone_error(error)
             return
         with self._changing:
             if self._epoch is epoch:
@@ -149,8 +151,11 @@ class Lookout:
         """
         store, own, now_s = self._rendezvous.store, epoch.members[epoch.place], time.monotonic()
         asks = list_asks(store)
-        refuse(store, [ask for ask in asks if ask.member.settings != own.settings], own)
-        alike = [ask for ask in asks if ask.member.settings == own.settings]
+        self._rendezvous.memory.note_ids(ask.member.id for ask in asks)
+        doubles = find_doubles(asks, epoch.members)
+        strangers = [ask for ask in asks if ask.member.settings != own.settings]
+        refuse(store, [*strangers, *doubles], own, doubles)
+        alike = [ask for ask in asks if ask not in (*strangers, *doubles)]
         before, self._heard = self._heard, {}
         for ask in alike:
             store.set(ask.seen, f"{self._id} {self._n_looks}")

@@ -24,13 +24,14 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import Ask, answer, ask, list_ready, refuse
+from distlion.crew.admission import Ask, answer, ask, find_doubles, list_ready, refuse
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, order_members
 from distlion.crew.lanes import Lanes, OneLane
 from distlion.crew.lookout import Lookout
+from distlion.crew.memory import EPOCHS
 from distlion.crew.store import Rendezvous, name_epoch
 from distlion.errors import CrewError
 from distlion.step.newcomers import Newcomers
@@ -39,7 +40,7 @@ from distlion.step.settings import Settings
 logger = logging.getLogger("distlion")
 
 _POLL_S = 0.005
-_EPOCHS, _DECISION = "epochs", "decision"
+_DECISION = "decision"
 _LONGEST_PAUSE_S = 60.0
 # Longer than the others need to form an epoch.
 _PAUSE_S = 10.0
@@ -143,6 +144,7 @@ class Membership:
         self.silence_s = silence_s
         self.newcomers: Newcomers = newcomers
         self.lanes = lanes or OneLane()
+        rendezvous.await_members()
         self.id = self.lanes.begin(rendezvous, silence_s=silence_s)
         self.carried, self.changes = CarriedState(), Changes()
         self.patience = Patience(wait_timeout_s if self.lanes.leads else math.inf)
@@ -216,7 +218,8 @@ class Membership:
             is_ready: Function that returns whether this worker may be let in now.
 
         Raises:
-            CrewError: The store is gone, or the others train with other settings than this worker.
+            CrewError: The others train with other settings than this worker.
+            DistError: The store is away.
             TooFewError: Nobody trains, and too few came in time.
         """
         found = self.lanes.find(
@@ -239,14 +242,19 @@ class Membership:
         # Members that fail twice may reach the store but not each other, and then need others.
         is_over = self._lookout.pause() or self.patience.failures > 1
         if before is not None and not is_over:
-            found = follow(
-                self.rendezvous,
-                before,
-                own,
-                {before.members[rank].id for rank in lost},
-                min_workers=self.min_workers,
-                until_s=patience_s + max(time.monotonic(), self._others_until_s),
-            )
+            now_s = time.monotonic() + self.rendezvous.find_grace_s()
+            try:
+                found = follow(
+                    self.rendezvous,
+                    before,
+                    own,
+                    {before.members[rank].id for rank in lost},
+                    min_workers=self.min_workers,
+                    until_s=patience_s + max(now_s, self._others_until_s),
+                )
+            except DistError:  # the store is away: all follow once more in the next one
+                self._previous = before
+                raise
         if found is None:
             found = self._ask(own, is_ready)
         self._previous = found
@@ -257,7 +265,8 @@ class Membership:
         """Ask the members to let this worker in; where nobody trains, begin with others that ask.
 
         Raises:
-            CrewError: They train with other settings, or the store is gone.
+            CrewError: They train with other settings.
+            DistError: The store is away.
             TooFewError: Too few came in time.
         """
         rendezvous, least = self.rendezvous, self.min_workers
@@ -275,12 +284,30 @@ class Membership:
                 is_ready=is_ready,
             )
             found = read_decision(rendezvous, decision, own)
-        except CrewError:
+        except (CrewError, DistError):
             raise
         except RuntimeError as error:
             raise rendezvous.make_gone_error(error) from error
         assert found is not None  # only workers in it are answered
         return found
+
+    def endure(self, error: Exception) -> bool:
+        """Allow another attempt after an epoch was not formed; wait for a store that is away.
+
+        Args:
+            error: The reason why it was not formed.
+
+        Returns:
+            Whether the store was away, which is nobody's fault.
+
+        Raises:
+            CrewError: No time is left, or the store stays away.
+        """
+        was_away = self.rendezvous.await_back(error)
+        if was_away:
+            self.patience.rest()
+        self.patience.check(error)
+        return was_away
 
     def enter(self, epoch: Epoch, *, seconds: float, settings: Settings) -> None:
         """Note that an epoch was formed, and log the members that left or came, with reasons.
@@ -292,6 +319,8 @@ class Membership:
         """
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
+        self.rendezvous.memory.note_begun(epoch.number)
+        self.rendezvous.memory.now = epoch.describe()
         self.patience.rest()
         self._lookout.watch(
             epoch,
@@ -301,7 +330,7 @@ class Membership:
         if epoch.rank == 0:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
                 self.rendezvous.note_begun(epoch.number)
-            self.rendezvous.publish(epoch.describe())
+            self.rendezvous.publish(self.rendezvous.memory.now)
 
     def sit_out(self, epoch: Epoch) -> None:
         """Let the others form an epoch without this worker, in case it is the obstacle.
@@ -337,19 +366,22 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
         asks: The workers that are there.
         min_workers: Fewest workers that train.
     """
-    first = max((each.member for each in asks), key=lambda member: member.progress)
-    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
-        return
+    asks = sorted(asks, key=lambda each: each.member.progress, reverse=True)
+    first, doubles = asks[0].member, find_doubles(asks, [])
     alike = [
         each
         for each in asks
         if each.member.kind == first.kind
         and (not first.epoch or each.member.settings == first.settings)
+        and each not in doubles
     ]
-    refuse(rendezvous.store, [each for each in asks if each not in alike], first)
     if len(alike) >= min_workers:
-        advanced = sorted(alike, key=lambda each: each.member.progress, reverse=True)
-        chosen = advanced[: rendezvous.count_places(0)]
+        rendezvous.name_crew()  # before the look for others, who may be back by now
+    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
+        return
+    refuse(rendezvous.store, [each for each in asks if each not in alike], first, doubles)
+    if len(alike) >= min_workers:
+        chosen = alike[: rendezvous.count_places(0)]
         members = [each.member.describe() for each in chosen]
         answer(rendezvous.store, chosen, _make_decision(rendezvous, members, []))
 
@@ -357,7 +389,8 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
 def _make_decision(
     rendezvous: Rendezvous, members: list[dict[str, Any]], guests: list[int]
 ) -> dict[str, Any]:
-    return {"epoch": rendezvous.store.add(_EPOCHS, 1), "members": members, "guests": guests}
+    crew, number = rendezvous.name_crew(), rendezvous.store.add(EPOCHS, 1)
+    return {"crew": crew, "epoch": number, "members": members, "guests": guests}
 
 
 def follow(
@@ -385,6 +418,9 @@ def follow(
 
     Returns:
         The epoch; None if too few are there, or others have decided without this worker.
+
+    Raises:
+        DistError: The store is away. It may come back empty, so all survivors follow anew.
     """
     left = [member.id for member in before.members if member.id not in lost]
     if own.id not in left or len(left) < min_workers:
@@ -407,6 +443,8 @@ def follow(
     except CrewError:
         raise
     except RuntimeError:
+        if rendezvous.is_away:
+            raise
         return None
     return read_decision(rendezvous, decision, own)
 
@@ -422,7 +460,7 @@ def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]
     settings = before.members[before.place].settings
     ready = [
         each
-        for each in list_ready(rendezvous.store, settings)
+        for each in list_ready(rendezvous.store, settings, before.members)
         if each.member.donor is None or each.member.donor in _find_most_advanced(records)
     ]
     asks = ready[: rendezvous.count_places(len(records))]
@@ -447,6 +485,7 @@ def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Memb
     ids = [member.id for member in members]
     if own.id not in ids:
         return None
+    rendezvous.memory.note_decision(decision)
     number, guests = decision["epoch"], decision["guests"]
     ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
     store = rendezvous.store.at(name_epoch(number))

@@ -282,10 +282,9 @@ class CrewLion(DistributedLion):
                     newcomer.arrive(epoch)
                 self._enter(epoch)
             except (FormingError, ProcessGroupError, DistError, CorruptFrameError, *_LOST) as error:
-                # The search for the next epoch finds out if the store is gone.
-                membership.patience.check(error)
+                was_away = membership.endure(error)
                 lost, patience_s = (), QUICK_S
-                if epoch is not None:
+                if epoch is not None and not was_away:
                     # If nobody is known to be gone, newcomers may be the reason for the failure.
                     lost = self._find_lost(error, epoch) or epoch.guests
                     logger.warning("worker %d: no epoch was formed, once more: %s", own.id, error)

@@ -11,7 +11,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -19,7 +22,9 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.lifeline import Lifeline
+from distlion.crew.memory import CREW, NOW, Memory, raise_begun, read_begun
 from distlion.errors import CrewError, InvalidArgumentError, UnsupportedTypeError
+from distlion.wire.heartbeats import RETURN_S
 
 _EXAMPLES = 'expected "host:port", such as "head:29400", "10.0.0.1:29400" or "[::1]:29400"'
 _PATTERN = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([\w.-]+)):([0-9]{1,5})")
@@ -95,11 +100,12 @@ class SignedStore:
 
     def __init__(self, store: Any, key: bytes, *, prefix: str = "") -> None:
         self.plain = PrefixStore(prefix, store) if prefix else store
-        self._key, self._prefix = key, prefix
+        # torch keeps a store, and not what Python adds to it.
+        self._store, self._key, self._prefix = store, key, prefix
 
     def at(self, prefix: str) -> SignedStore:
         """Return the part of the store with this prefix."""
-        part = SignedStore(self.plain, self._key)
+        part = SignedStore(self._store, self._key)
         part.plain, part._prefix = PrefixStore(prefix, self.plain), f"{self._prefix}/{prefix}"
         return part
 
@@ -179,9 +185,13 @@ _TRY_S = 0.1
 MOST_WORKERS = 1024
 ALIVE_S = 2.0
 """Seconds within which workers show several times that they are alive."""
-_BEGUN, _ALIVE, _OVER, _SIGNED = "begun", "alive", "over", "signed"
-NOW = "now"
-"""Key of a line about the present members."""
+_ALIVE, _OVER, _SIGNED = "alive", "over", "signed"
+MEMBERS_FIRST, TRAINED = "distlion/members first", "distlion/trained"
+"""Keys, of no run: newcomers have to wait for members that come back, and some crew has trained."""
+STORE_WAIT_S = 600.0
+"""Seconds to wait for a store that is away, unless the caller says otherwise."""
+_TELL_S = 30.0
+"""Seconds between two words about that wait."""
 
 
 def name_run(run_id: str) -> str:
@@ -199,6 +209,86 @@ def name_member(identity: int) -> str:
     return f"member {identity}"
 
 
+@dataclass(frozen=True)
+class Address:
+    """The address of a run's store.
+
+    Attributes:
+        endpoint: "host:port".
+        run_id: Name of the run.
+        timeout_s: Seconds that the store may be silent.
+    """
+
+    endpoint: str
+    run_id: str
+    timeout_s: float
+
+    @property
+    def pair(self) -> tuple[str, int]:
+        """Host and port."""
+        return parse_endpoint(self.endpoint)
+
+    def await_store(self) -> None:
+        """Wait until a store listens there.
+
+        Raises:
+            CrewError: None does.
+        """
+        until_s = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                self.look()
+                return
+            except OSError as error:
+                if time.monotonic() + _TRY_S > until_s:
+                    raise self._make_no_store_error() from error
+            time.sleep(_TRY_S)
+
+    def look(self) -> None:
+        """Look up the host, and see whether anybody listens.
+
+        Raises:
+            OSError: Nobody does.
+        """
+        socket.create_connection(self.pair, timeout=self.timeout_s).close()
+
+    def connect(self) -> Any:
+        """Connect to the store.
+
+        Raises:
+            CrewError: No store answers.
+        """
+        try:
+            self.look()  # torch would try for long
+        except OSError as error:
+            raise self._make_no_store_error() from error
+        host, port = self.pair
+        limit = timedelta(seconds=_NAME_SERVERS_S)
+        try:
+            store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
+        except (RuntimeError, ValueError) as error:
+            raise self._make_no_store_error() from error
+        store.set_timeout(timedelta(seconds=self.timeout_s))
+        return store
+
+    def _make_no_store_error(self) -> CrewError:
+        return CrewError(
+            f"no store answers at {self.endpoint} for the crew {self.run_id!r}; start one on a "
+            f"host that stays: distlion crew --port {self.pair[1]}"
+        )
+
+    def make_gone_error(self, error: Exception) -> CrewError:
+        """Make the error for a store that does not answer any more."""
+        return CrewError(
+            f"the store at {self.endpoint} cannot be used ({error}); if it is gone, start it "
+            "again and resume all workers from a checkpoint"
+        )
+
+
+def _restore(memory: Memory, key: bytes, run_id: str, store: Any) -> None:
+    memory.restore(SignedStore(store, key, prefix=name_run(run_id)))
+
+
 class Rendezvous:
     """A worker's end of the rendezvous of a crew.
 
@@ -209,10 +299,13 @@ class Rendezvous:
         min_workers: Fewest workers that train.
         max_workers: Most workers that train.
         store_timeout_s: Seconds that the store may be silent.
+        store_wait_s: Seconds that this worker waits for a store that is away once it needs it; None
+            where a store that is lost ends it.
 
     Attributes:
         address: Host and port of the store.
         store: The keys of this run.
+        memory: What this worker knows of the run.
         few: Text of the error where too few workers came.
         name: The run and its endpoint, in words.
 
@@ -230,17 +323,25 @@ class Rendezvous:
         min_workers: int,
         max_workers: int,
         store_timeout_s: float = STORE_TIMEOUT_S,
+        store_wait_s: float | None = STORE_WAIT_S,
     ) -> None:
-        self._endpoint, self._run_id = endpoint, run_id
-        self.name = f"{run_id!r} at {endpoint}"
-        self.address, self._store_timeout_s = parse_endpoint(endpoint), store_timeout_s
-        self._max_workers = max_workers
-        self._await_store()
+        self._address = Address(endpoint, run_id, store_timeout_s)
+        self.name, self.address = f"{run_id!r} at {endpoint}", self._address.pair
+        self._max_workers, self._store_wait_s = max_workers, store_wait_s
+        self.memory = Memory()
+        self._address.await_store()
         began_s = time.monotonic()
-        self._lifeline = Lifeline(self._connect, store_timeout_s)
         key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
-        self.store = SignedStore(self._lifeline.connect(), key, prefix=name_run(run_id))
-        self._beating = SignedStore(self._lifeline.asked, key, prefix=name_run(run_id))
+        self._lifeline = Lifeline(
+            self._address.connect,
+            store_timeout_s,
+            restore=partial(_restore, self.memory, key, run_id),
+            make_gone_error=None if store_wait_s is not None else self._address.make_gone_error,
+            name=f"the store of the crew at {endpoint}",
+        )
+        self._connections = self._lifeline.connections
+        self.store = SignedStore(self._connections.main, key, prefix=name_run(run_id))
+        self._beating = SignedStore(self._connections.asked, key, prefix=name_run(run_id))
         if (took_s := time.monotonic() - began_s) > store_timeout_s:
             logger.warning(
                 "it took %.0f s to connect to the store at %s: torch looks up the name of each "
@@ -251,45 +352,68 @@ class Rendezvous:
             )
         self.few = f"fewer than {min_workers} workers came to {endpoint}"
 
-    def _await_store(self) -> None:
-        """Wait until a store listens at the endpoint.
+    def make_gone_error(self, error: Exception) -> CrewError:
+        """Make the error for a store that does not answer any more."""
+        return self._address.make_gone_error(error)
+
+    @property
+    def trouble(self) -> CrewError | None:
+        """The error for which this worker cannot go on, whatever becomes of the store."""
+        return self._connections.trouble
+
+    def await_back(self, error: Exception) -> bool:
+        """Wait for a store that is away; return whether it was.
+
+        Args:
+            error: The error of a request, of which the store may be the cause.
 
         Raises:
-            CrewError: None does.
+            CrewError: It stays away for ``store_wait_s``, or is of no use to this worker.
         """
-        until_s = time.monotonic() + self._store_timeout_s
-        while True:
-            try:
-                socket.create_connection(self.address, timeout=self._store_timeout_s).close()
-                return
-            except OSError as error:
-                if time.monotonic() + _TRY_S > until_s:
-                    raise self._make_no_store_error() from error
+        limit_s, was_away = self._store_wait_s, False
+        began_s = told_s = time.monotonic()
+        while self._connections.are_away:
+            was_away = True
+            if self.trouble is not None:
+                raise self.trouble
+            if limit_s is None:
+                raise self.make_gone_error(error)
+            now_s = time.monotonic()
+            if now_s - began_s >= limit_s:
+                why = f"it stayed away for {limit_s:g} s, the store_wait_s= of this worker"
+                raise self.make_gone_error(RuntimeError(why))
+            if now_s - told_s >= _TELL_S:
+                told_s = now_s
+                logger.warning(
+                    "this worker has waited %.0f s for the store at %s, and waits for %g s in all; "
+                    "start it again: distlion crew --port %d --members-first",
+                    now_s - began_s,
+                    self._address.endpoint,
+                    limit_s,
+                    self.address[1],
+                )
+            time.sleep(_TRY_S)
+        return was_away
+
+    @property
+    def is_away(self) -> bool:
+        """True while the store is away."""
+        return self._connections.are_away
+
+    def find_grace_s(self) -> float:
+        """Return the seconds that others may still need to come back to the store."""
+        return max(0.0, self._connections.back_s + RETURN_S - time.monotonic())
+
+    def await_members(self) -> None:
+        """Wait as long as the store lets nobody in but members that come back."""
+        if self._connections.main.check([MEMBERS_FIRST]) and not self.store.check([CREW]):
+            logger.info("newcomers wait: the store was started again, and members come back first")
+        while self._connections.main.check([MEMBERS_FIRST]) and not self.store.check([CREW]):
             time.sleep(_TRY_S)
 
-    def _connect(self) -> Any:
-        host, port = self.address
-        limit = timedelta(seconds=_NAME_SERVERS_S)
-        try:
-            store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
-        except (RuntimeError, ValueError) as error:
-            raise self._make_no_store_error() from error
-        store.set_timeout(timedelta(seconds=self._store_timeout_s))
-        return store
-
-    def _make_no_store_error(self) -> CrewError:
-        port = self.address[1]
-        return CrewError(
-            f"no store answers at {self._endpoint} for the crew {self._run_id!r}; start one on a "
-            f"host that stays: distlion crew --port {port}"
-        )
-
-    def make_gone_error(self, error: RuntimeError) -> CrewError:
-        """Make the error for a store that does not answer any more."""
-        return CrewError(
-            f"the store at {self._endpoint} cannot be used ({error}); if it is gone, start it "
-            "again and resume all workers from a checkpoint"
-        )
+    def name_crew(self) -> str:
+        """Return the token of the run's crew; draw it if this worker begins a crew."""
+        return self.memory.crew or self.store.compare_set(CREW, "", token_hex(8))
 
     def check_secret(self) -> None:
         """Check that all workers of the run have the same secret.
@@ -307,14 +431,13 @@ class Rendezvous:
         """
         if self.store.check([_OVER]):
             raise CrewError(
-                f"the run is over: the workers of {self._run_id!r} have finished; another run "
-                "needs another run_id, or a restarted store"
+                f"the run is over: the workers of {self._address.run_id!r} have finished; another "
+                "run needs another run_id, or a restarted store"
             )
 
     def note_begun(self, number: int) -> None:
         """Note that the members of an epoch have begun it."""
-        while (found := self.find_last_begun()) < number:
-            self.store.compare_set(_BEGUN, str(found) if found else "", str(number))
+        raise_begun(self.store, number)
 
     def begin_beating(self, epoch: int, place: int) -> None:
         """Show the other members of an epoch from now on that this one runs.
@@ -366,9 +489,11 @@ class Rendezvous:
     def find_last_begun(self) -> int:
         """Return the number of the last epoch that has begun, 0 before the first one.
 
-        Later numbers may be given, but unused.
+        Later numbers may be given, but unused. In a store that has come back empty, the last one
+        that this worker has heard of counts.
         """
-        return self.store.read(_BEGUN, int) if self.store.check([_BEGUN]) else 0
+        self.memory.note_begun(read_begun(self.store))
+        return self.memory.begun
 
     def count_places(self, n_members: int) -> int:
         """Return how many more members there may be."""
@@ -378,6 +503,7 @@ class Rendezvous:
         """Publish the present members for observers."""
         with suppress(RuntimeError):  # a store that is gone is noticed where it is needed
             self.store.plain.set(NOW, now)
+            self._connections.main.set(TRAINED, "")
 
     def close(self) -> None:
         """End the run, so that nobody can join any more."""

@@ -17,6 +17,8 @@ N_HEARD = 8
 """Members that one listens to: the next ones in the order of ranks. If several are silent, one
 that runs precedes each row of them; it raises the alarm, which finds all others."""
 _LONGEST_LOOK_S = 2 * BEAT_S
+RETURN_S = 10.0
+"""Seconds in which all come back to a store that was away: attempts to connect may take some."""
 
 
 def beat(store: Any, rank: int, number: int) -> None:
@@ -43,6 +45,8 @@ class Heartbeats:
         silence_s: The argument.
 
     Notes:
+        Silence counts for nothing while the store is away, and for ``RETURN_S`` after that.
+
         Seconds between two looks count for little where they are many: then this worker was held up
         itself, and so may have been the others, and what they wrote may still be under way.
     """
@@ -53,6 +57,11 @@ class Heartbeats:
         self._next = [(rank + place) % world_size for place in range(1, n_heard + 1)]
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._looked_s = time.monotonic()
+        self._grace_s = 0.0
+
+    def begin_anew(self) -> None:
+        """Note that the store was away: others may come back to it later than this member."""
+        self._heard, self._grace_s = {}, RETURN_S
 
     def find_silent(self, ranks: Iterable[int] | None = None) -> tuple[int, ...]:
         """Look at the heartbeats; return the members that have been silent for too long.
@@ -67,6 +76,9 @@ class Heartbeats:
             word = self._read(rank)
             last, silent_s = before.get(rank, (None, 0.0))
             self._heard[rank] = word, silent_s + passed_s if word == last else 0.0
+        self._grace_s = max(0.0, self._grace_s - passed_s)
+        if self._grace_s:
+            return ()
         silent = [rank for rank, (_, for_s) in self._heard.items() if for_s >= self.silence_s]
         return tuple(sorted(silent))
 

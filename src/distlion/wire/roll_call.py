@@ -54,6 +54,12 @@ class RollCalls:
         self._read: list[Answer] = []
         self._looking = threading.Lock()
 
+    def begin_anew(self) -> None:
+        """Note that the store was away, and may be another one, in which nobody has asked yet."""
+        self._last = 0
+        if self._own is not None and self._own.answers is None:
+            self._own.number = None
+
     def ask(self, *, since_s: float) -> RollCall:
         """Return a question that all workers will be asked, no earlier than ``since_s``."""
         own = self._own

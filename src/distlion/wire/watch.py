@@ -54,7 +54,7 @@ class PeerWatch:
 
     Args:
         process_group: The workers.
-        store_is_apart: Whether none of them keeps the store.
+        store_is_apart: Whether none of them keeps the store, so that it may come back after a loss.
         heartbeats: The heartbeats of the other workers; None if they send none.
 
     Attributes:
@@ -87,7 +87,6 @@ class PeerWatch:
         self.is_one_of_several = False
         self._store_host = None if store_is_apart else _find_store_host(process_group, self._store)
         self._heartbeats, self._silent = heartbeats, tuple[int, ...]()
-        self._ended = threading.Event()
         self.alarmed = threading.Event()
         # Transfers with a waiting thread: several optimizers with overlap have several threads.
         self._waiting: set[object] = set()
@@ -96,9 +95,9 @@ class PeerWatch:
         self._looked_s = time.monotonic()
         self._is_store_gone = self._has_host_left_first = False
         self._finding: Finding | None = None
-        listen = partial(_listen, weakref.ref(self), self._ended)
-        run_in_background(listen, self._ended, "distlion watch")
-        weakref.finalize(self, self._ended.set)
+        self._may_return = store_is_apart
+        self._owed: FailureKind | None = None
+        self._start()
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -112,6 +111,13 @@ class PeerWatch:
         hears = self._waiting and self._heartbeats is not None
         return POLL_FOR_HEARTBEATS_S if hears else POLL_S
 
+    def _start(self) -> None:
+        """Start the thread that looks."""
+        self._ended = threading.Event()
+        listen = partial(_listen, weakref.ref(self), self._ended)
+        run_in_background(listen, self._ended, "distlion watch")
+        weakref.finalize(self, self._ended.set)
+
     def look(self) -> bool:
         """Look for an alarm, and answer it; return whether to look again."""
         try:
@@ -121,8 +127,13 @@ class PeerWatch:
             raise
 
     def _look(self) -> bool:
+        if self._owed is not None:
+            self._raise_alarm(self._owed)
+            return False
         is_alarmed = self._store.check(["distlion/alarm"])
         self._looked_s = time.monotonic()
+        if self._is_store_gone:
+            self._is_store_gone = self._has_host_left_first = False
         if not is_alarmed and self._waiting:
             is_alarmed = self._hears_silence()
         if not is_alarmed and self._waits_for_long():
@@ -202,6 +213,14 @@ class PeerWatch:
             self._has_host_left_first = time.monotonic() - self._looked_s < CALM_S
             self._is_store_gone = True
 
+    def go_on_without_store(self) -> bool:
+        """Return whether to look again, although the store is gone: it may come back, and empty."""
+        if self._may_return:
+            self._roll_calls.begin_anew()
+            if self._heartbeats is not None:
+                self._heartbeats.begin_anew()
+        return self._may_return
+
     def _read_finding(self) -> Finding:
         found = json.loads(self._store.get(FINDING))
         # First, as the store's host may leave at any time from here on.
@@ -279,12 +298,21 @@ class PeerWatch:
             self._note_store_gone()
             # Once all have agreed, the store's host may leave.
             if self._finding is None:
+                self._owe_alarm(kind)
                 return self._blame_store(kind)
+        if self._finding is None:
+            self._owe_alarm(kind)
         return self._finding or Finding(
             kind,
             note="the store through which the group met does not answer either, so that this "
             "worker may itself be cut off",
         )
+
+    def _owe_alarm(self, kind: FailureKind) -> None:
+        """Raise the alarm once the store is back, as others may still wait for this worker."""
+        if self._may_return:
+            self._owed = kind
+            self._start()
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
@@ -454,8 +482,9 @@ def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
         try:
             if found is None or not found.look():
                 return
-        except RuntimeError:  # the store is gone: nobody can answer through it any more
-            return
+        except RuntimeError:
+            if found is None or not found.go_on_without_store():
+                return  # nobody can answer through it any more
         poll_s = found.find_pause_s()
         del found
 

@@ -1,0 +1,72 @@
+"""``distlion crew``: a store that was started again lets members come back first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from distlion.crew import command
+from distlion.crew.store import MEMBERS_FIRST, TRAINED
+
+
+class Kept(dist.HashStore):  # type: ignore[name-defined,misc]
+    """The store of the command."""
+
+    port = 29400
+
+
+class Clock:
+    """The time of the command; after two pauses comes Ctrl-C.
+
+    Args:
+        look: Called in each pause.
+    """
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look, self._n_pauses, self._now_s = look, 0, 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        if self._n_pauses == 2:
+            raise KeyboardInterrupt
+        self._look()
+        self._n_pauses, self._now_s = self._n_pauses + 1, self._now_s + 61
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the store that the command keeps."""
+    made = Kept()
+    monkeypatch.setattr(command, "start_store", lambda port: made)
+    return made
+
+
+def test_first_start_keeps_nobody_waiting_and_notes_that_a_crew_has_trained(
+    kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state, seen = tmp_path / "trained", []
+
+    def look() -> None:
+        seen.append((kept.check([MEMBERS_FIRST]), state.exists()))
+        kept.set(TRAINED, "")
+
+    monkeypatch.setattr(command, "time", Clock(look))
+    command.run(["crew", "--state", str(state)])
+    assert seen == [(False, False), (False, True)]
+
+
+@pytest.mark.parametrize("is_marked", [True, False], ids=["by hand", "by the file"])
+def test_second_start_lets_members_come_back_first_for_a_minute(
+    kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_marked: bool
+) -> None:
+    state, seen = tmp_path / "trained", []
+    state.touch()
+    monkeypatch.setattr(command, "time", Clock(lambda: seen.append(kept.check([MEMBERS_FIRST]))))
+    command.run(["crew", *(["--members-first"] if is_marked else ["--state", str(state)])])
+    assert seen == [True, False]
