@@ -142,8 +142,22 @@ WIRE = (
     Mutation(
         "wire: a fork publishes the port of its parent",
         MEETING,
-        "        _listen.cache_clear()\n",
+        "    _listeners.clear()\n",
         "",
+        MEETINGS,
+    ),
+    Mutation(
+        "wire: it listens on all interfaces",
+        "wire/addresses.py",
+        "socket.create_server((host, port), family",
+        'socket.create_server(("", port), family',
+        MEETINGS,
+    ),
+    Mutation(
+        "wire: a host whose name has another one's address listens nowhere",
+        "wire/addresses.py",
+        "                absent = error\n                continue\n",
+        "                raise\n",
         MEETINGS,
     ),
     Mutation(

@@ -90,6 +90,24 @@ def test_listeners_of_gloo_are_on_the_chosen_interface_alone(views_of_ranks):
         assert set(views[-1][0].values()) <= _LOOPBACK
 
 
+def listen_without_interface(rank: int, world_size: int) -> list[set[str]]:
+    """Return where a worker listens, before and after it has made an optimizer."""
+    del os.environ["GLOO_SOCKET_IFNAME"]
+    before = set(list_listeners().values())
+    optimizer = distlion.DistributedLion([torch.nn.Parameter(torch.ones(9))], lr=1e-3)
+    found = [before, set(list_listeners().values())]
+    optimizer.verify_replicas()
+    return found
+
+
+def test_own_sockets_do_not_listen_on_all_interfaces():
+    environment = {"DISTLION_WIRE": "tcp"}
+    for before, after in run_workers(listen_without_interface, 2, environment=environment):
+        assert before <= _LOOPBACK
+        assert after
+        assert not after & {"00000000", "0" * 32}
+
+
 def listen_oneself(rank: int, world_size: int) -> list[dict[str, str]]:
     before = list_listeners()
     with socket.create_server(("127.0.0.1", 0)):

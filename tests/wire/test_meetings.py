@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import os
 import socket
 import struct
@@ -60,7 +61,7 @@ def test_groups_that_meet_at_the_same_time_share_one_port() -> None:
         for end in ends[rank + 1 :]
         if end is not None
     }
-    assert ports == {rendezvous._listen().port}
+    assert len(ports) == 1
 
 
 def test_a_member_that_does_not_come_is_named() -> None:
@@ -147,7 +148,7 @@ def _answer_wrongly(server: socket.socket) -> None:
 
 
 def dial(text: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", rendezvous._listen().port), LIMIT_S)
+    connection = socket.create_connection(("127.0.0.1", listen_here().addresses[0][1]), LIMIT_S)
     connection.sendall(text)
     return connection
 
@@ -200,8 +201,12 @@ def _prove(number: bytes, keys: bytes) -> bytes:
     return said + hmac.digest(keys, b"dials" + said, "sha256")
 
 
+def listen_here() -> Any:
+    return rendezvous._listen(addresses.list_hosts(None))
+
+
 def test_who_connects_and_says_nothing_keeps_nobody_out() -> None:
-    rendezvous._listen()
+    listen_here()
     silent = [dial(b"") for _ in range(20)]
     began_s = time.monotonic()
     meet_all(dist.HashStore(), 3)  # type: ignore[attr-defined]
@@ -214,22 +219,22 @@ def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> 
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     monkeypatch.setenv("DISTLION_WIRE_PORT", f"{port}-{port + 20}")
-    servers = addresses.listen()
-    assert port < servers[0].getsockname()[1] <= port + 20
-    servers[0].close()
+    (server,) = addresses.listen(["127.0.0.1"], ports=addresses.read_ports())
+    assert port < server.getsockname()[1] <= port + 20
+    server.close()
     monkeypatch.setenv("DISTLION_WIRE_PORT", str(port))
     with pytest.raises(OSError, match="in use"):
-        addresses.listen()
+        addresses.listen(["127.0.0.1"], ports=addresses.read_ports())
     with pytest.raises(MeetingError, match="no port to listen at"):
-        rendezvous._Listener()
+        rendezvous._Listener(["127.0.0.1"])
     taken.close()
 
 
 def test_a_fork_has_no_listener() -> None:
-    rendezvous._listen()
+    listen_here()
     child = os.fork()
     if child == 0:
-        os._exit(rendezvous._listen.cache_info().currsize)
+        os._exit(len(rendezvous._listeners))
     assert os.waitpid(child, 0)[1] == 0
     meet_all(dist.HashStore(), 2)  # type: ignore[attr-defined]
 
@@ -250,7 +255,7 @@ def test_an_interface_without_an_address_is_refused(monkeypatch: pytest.MonkeyPa
 def test_addresses_of_both_families_are_listened_at() -> None:
     hosts = addresses.list_hosts(None)
     assert hosts[0] == "127.0.0.1"
-    servers = addresses.listen()
+    servers = addresses.listen(hosts)
     assert {server.getsockname()[0] for server in servers} == set(hosts)
     assert len({server.getsockname()[1] for server in servers}) == 1
     for server in servers:
@@ -262,3 +267,21 @@ def test_without_an_interface_the_address_is_that_toward_the_store(
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert addresses.list_hosts(("127.0.0.1", 80))[0] == "127.0.0.1"
+
+
+def test_an_address_of_another_host_is_left_out() -> None:
+    (server,) = addresses.listen(["198.51.100.1", "127.0.0.1"])  # that of documents
+    assert server.getsockname()[0] == "127.0.0.1"
+    server.close()
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        addresses.listen(["198.51.100.1"])
+
+
+def test_where_it_listens_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "distlion")
+    (server,) = addresses.listen(["127.0.0.1"])
+    port = server.getsockname()[1]
+    server.close()
+    (server,) = addresses.listen(["127.0.0.1"], ports=(port, port))
+    server.close()
+    assert caplog.messages == [f"listens at 127.0.0.1, port {port}"]

@@ -25,10 +25,9 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
-from distlion.wire.addresses import list_hosts, listen
+from distlion.wire.addresses import list_hosts, listen, read_ports
 
 WIRE_VERSION = 1
 _MAGIC = b"DLtp"
@@ -87,14 +86,18 @@ class _Meeting:
 
 
 class _Listener:
-    """The port of this process, where connections of all its groups arrive."""
+    """The port of this process, where connections of all its groups arrive.
 
-    def __init__(self) -> None:
+    Args:
+        hosts: The addresses at which others are told to reach it.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
         try:
-            self.servers = listen()
+            self.servers = listen(hosts, ports=read_ports())
         except OSError as error:
             raise MeetingError(f"this worker has no port to listen at: {error}") from None
-        self.port = self.servers[0].getsockname()[1]
+        self.addresses = [server.getsockname()[:2] for server in self.servers]
         self.meetings: weakref.WeakValueDictionary[bytes, _Meeting] = weakref.WeakValueDictionary()
         self._guests = threading.Semaphore(_MOST_GUESTS)
         for server in self.servers:
@@ -131,17 +134,22 @@ class _Listener:
             self._guests.release()
 
 
-@cache
-def _listen() -> _Listener:
-    return _Listener()
+def _listen(hosts: tuple[str, ...]) -> _Listener:
+    if hosts not in _listeners:
+        _listeners[hosts] = _Listener(hosts)
+    return _listeners[hosts]
+
+
+_listeners: dict[tuple[str, ...], _Listener] = {}
+"""By addresses: groups whose stores are reached by other ways have other ones."""
 
 
 def _forget_listener() -> None:
     """Close a fork's copy of the port, whose threads are in the other process."""
-    if _listen.cache_info().currsize:
-        for server in _listen().servers:
+    for listener in _listeners.values():
+        for server in listener.servers:
             server.close()
-        _listen.cache_clear()
+    _listeners.clear()
 
 
 os.register_at_fork(after_in_child=_forget_listener)
@@ -167,13 +175,12 @@ def meet(
         InvalidArgumentError: An environment variable is no port, or names no interface.
     """
     deadline_s = time.monotonic() + timeout_s
-    listener, meeting = _listen(), _Meeting(rank, size)
+    listener, meeting = _listen(list_hosts(_find_store(store))), _Meeting(rank, size)
     names = range(size) if names is None else names
-    addresses = [(host, listener.port) for host in list_hosts(_find_store(store))]
     listener.meetings[meeting.number] = meeting
     try:
         # 1 publish
-        own = [WIRE_VERSION, meeting.number.hex(), meeting.key.hex(), addresses]
+        own = [WIRE_VERSION, meeting.number.hex(), meeting.key.hex(), listener.addresses]
         store.set(f"wire/{rank}", json.dumps(own))
 
         # 2 read
