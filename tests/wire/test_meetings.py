@@ -6,11 +6,13 @@ import hmac
 import json
 import logging
 import os
+import resource
 import socket
 import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,18 +52,29 @@ def test_each_member_is_connected_to_each_other_one() -> None:
                 assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_groups_that_meet_at_the_same_time_share_one_port() -> None:
+def test_groups_meet_at_one_port_one_after_the_other() -> None:
+    ports = set()
+    for _ in range(3):
+        store, coming, _ = begin()
+        store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
+        ports.add(where(store)[1])
+        end_meeting(store, coming)
+    assert len(ports) == 1
+
+
+def test_groups_may_meet_at_the_same_time() -> None:
     stores = [dist.PrefixStore(name, dist.HashStore()) for name in "ab"]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda store: meet_all(store, 3), stores))
-    ports = {
-        end.getsockname()[1]
-        for group in found
-        for rank, ends in enumerate(group)
-        for end in ends[rank + 1 :]
-        if end is not None
-    }
-    assert len(ports) == 1
+        for group in pool.map(lambda store: meet_all(store, 3), stores):
+            assert [each.count(None) for each in group] == [1, 1, 1]
+
+
+def test_nothing_listens_once_all_have_met() -> None:
+    store, coming, _ = begin()
+    meet(store, 1, 2, timeout_s=LIMIT_S)
+    coming.result()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(where(store), LIMIT_S)
 
 
 def test_a_member_that_does_not_come_is_named() -> None:
@@ -147,8 +160,14 @@ def _answer_wrongly(server: socket.socket) -> None:
     connection.recv(1)
 
 
-def dial(text: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", listen_here().addresses[0][1]), LIMIT_S)
+def where(store: Any) -> tuple[str, int]:
+    """Return an address at which rank 0 listens."""
+    host, port = json.loads(store.get("wire/0"))[3][0]
+    return host, port
+
+
+def dial(store: Any, text: bytes) -> socket.socket:
+    connection = socket.create_connection(where(store), LIMIT_S)
     connection.sendall(text)
     return connection
 
@@ -187,32 +206,133 @@ def test_strangers_are_refused_and_the_member_still_gets_in(change: dict[str, An
     said = {"magic": b"DLtp", "version": 1, "peer": 1, "asked": 0, "size": 2, "number": number}
     values = (said | change).values()
     store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
-    assert is_refused(dial(SAID.pack(*values, bytes(16)) + bytes(32)))
+    assert is_refused(dial(store, SAID.pack(*values, bytes(16)) + bytes(32)))
     keys = json.loads(store.get("wire/0"))[2], "22" * 32
-    welcome = dial(_prove(number, bytes.fromhex("".join(keys))))
+    welcome = dial(store, _prove(number, bytes.fromhex("".join(keys))))
     assert welcome.recv(4, socket.MSG_WAITALL) == b"DLtp"
     assert coming.result()[1] is not None
-    # Nobody gets in twice, or later.
-    assert is_refused(dial(_prove(number, bytes.fromhex("".join(keys)))))
 
 
-def _prove(number: bytes, keys: bytes) -> bytes:
-    said = SAID.pack(b"DLtp", 1, 1, 0, 2, number, bytes(16))
+def _prove(number: bytes, keys: bytes, *, peer: int = 1, size: int = 2) -> bytes:
+    said = SAID.pack(b"DLtp", 1, peer, 0, size, number, bytes(16))
     return said + hmac.digest(keys, b"dials" + said, "sha256")
 
 
-def listen_here() -> Any:
-    return rendezvous._listen(addresses.list_hosts(None))
+def test_a_member_that_is_connected_does_not_get_in_twice() -> None:
+    store, coming, number = begin(3)
+    for rank in (1, 2):
+        store.set(f"wire/{rank}", json.dumps([1, "11" * 16, "22" * 32, []]))
+    keys = bytes.fromhex(json.loads(store.get("wire/0"))[2] + "22" * 32)
+    first = dial(store, _prove(number, keys, size=3))
+    assert first.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    assert is_refused(dial(store, _prove(number, keys, size=3)))
+    first.close()  # it was too late to hear the answer, and dials again
+    second = dial(store, _prove(number, keys, size=3))
+    assert second.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    third = dial(store, _prove(number, keys, peer=2, size=3))
+    assert third.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    ends = coming.result()
+    second.sendall(b"x")
+    ends[1].setblocking(True)
+    assert ends[1].recv(1) == b"x"
 
 
 def test_who_connects_and_says_nothing_keeps_nobody_out() -> None:
-    listen_here()
-    silent = [dial(b"") for _ in range(20)]
+    store, coming, _ = begin(3)
+    silent = [dial(store, b"DL" * (turn % 2)) for turn in range(2 * rendezvous._MOST_GUESTS + 9)]
     began_s = time.monotonic()
-    meet_all(dist.HashStore(), 3)  # type: ignore[attr-defined]
-    assert time.monotonic() - began_s < rendezvous._PROVE_S
+    with ThreadPoolExecutor(2) as pool:
+        others = list(pool.map(lambda rank: meet(store, rank, 3, timeout_s=LIMIT_S), (1, 2)))
+    assert all(ends.count(None) == 1 for ends in (coming.result(), *others))
+    assert time.monotonic() - began_s < LIMIT_S / 4
     for each in silent:
         each.close()
+
+
+def test_of_too_many_strangers_the_oldest_is_closed() -> None:
+    store, coming, _ = begin()
+    store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
+    silent = [dial(store, b"") for _ in range(rendezvous._MOST_GUESTS + 1)]
+    silent[0].settimeout(LIMIT_S)
+    assert is_refused(silent[0])
+    for each in silent[1:]:
+        each.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            each.recv(1)
+    end_meeting(store, coming)
+
+
+def end_meeting(store: Any, coming: Any) -> None:
+    """Let rank 0 have its other member."""
+    words = json.loads(store.get("wire/0"))
+    keys = bytes.fromhex(words[2] + "22" * 32)
+    with dial(store, _prove(bytes.fromhex(words[1]), keys)) as member:
+        assert member.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+        coming.result()
+
+
+def test_a_member_that_is_closed_unheard_dials_again() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    key, number = "33" * 32, "44" * 16
+    words = [rendezvous.WIRE_VERSION, number, key, [list(server.getsockname())]]
+    store.set("wire/0", json.dumps(words))
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(meet, store, 1, 2, timeout_s=LIMIT_S)
+        for _ in range(2):
+            server.accept()[0].close()
+        connection, _ = server.accept()
+        text = connection.recv(SAID.size + 32, socket.MSG_WAITALL)
+        keys = bytes.fromhex(key + json.loads(store.get("wire/1"))[2])
+        connection.sendall(b"DLtp" + hmac.digest(keys, b"listens" + text[: SAID.size], "sha256"))
+        assert coming.result()[0] is not None
+    server.close()
+
+
+def test_a_member_that_is_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says the last byte of its proof when this member has looked for a long time already."""
+    store, coming, number = begin()
+    store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
+    looked, look = threading.Event(), rendezvous._Meeting._move
+
+    def count(meeting: Any, limit_s: float) -> None:
+        looked.set()
+        look(meeting, limit_s)
+
+    monkeypatch.setattr(rendezvous._Meeting, "_move", count)
+    keys = bytes.fromhex(json.loads(store.get("wire/0"))[2] + "22" * 32)
+    text = _prove(number, keys)
+    member = dial(store, text[:-1])
+    assert looked.wait(LIMIT_S)
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 0.9 * LIMIT_S)
+    monkeypatch.setattr(rendezvous, "time", late)
+    looked.clear()
+    strangers = dial(store, b"DL")  # so that it looks at the time
+    assert looked.wait(LIMIT_S)
+    member.sendall(text[-1:])
+    assert member.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    assert coming.result()[1] is not None
+    strangers.close()
+
+
+def test_too_many_open_files_end_no_meeting() -> None:
+    store, coming, _ = begin()
+    store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
+    silent = dial(store, b"")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    later = socket.socket()
+    taken = [os.dup(0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, limits[1]))
+        later.connect(where(store))
+        later.settimeout(LIMIT_S)
+        silent.settimeout(LIMIT_S)
+        assert is_refused(silent)  # its place is needed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(taken[0])
+    later.close()
+    end_meeting(store, coming)
 
 
 def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,18 +345,27 @@ def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("DISTLION_WIRE_PORT", str(port))
     with pytest.raises(OSError, match="in use"):
         addresses.listen(["127.0.0.1"], ports=addresses.read_ports())
-    with pytest.raises(MeetingError, match="no port to listen at"):
-        rendezvous._Listener(["127.0.0.1"])
+    with pytest.raises(MeetingError, match=r"no port to listen at.*in use"):
+        meet(dist.HashStore(), 0, 2, timeout_s=LIMIT_S)  # type: ignore[attr-defined]
     taken.close()
 
 
-def test_a_fork_has_no_listener() -> None:
-    listen_here()
+def test_a_fork_keeps_no_port_open() -> None:
+    store, coming, _ = begin()
+    go = os.pipe()
     child = os.fork()
     if child == 0:
-        os._exit(len(rendezvous._listeners))
-    assert os.waitpid(child, 0)[1] == 0
-    meet_all(dist.HashStore(), 2)  # type: ignore[attr-defined]
+        os.close(go[1])
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        meet(store, 1, 2, timeout_s=LIMIT_S)
+        coming.result()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where(store), LIMIT_S)
+    finally:
+        os.close(go[1])
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "70000", "9-8", "1-x"])

@@ -97,18 +97,23 @@ def _list_addresses(interface: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def listen(hosts: Sequence[str], *, ports: tuple[int, int] = (0, 0)) -> list[socket.socket]:
+def listen(
+    hosts: Sequence[str], *, ports: tuple[int, int] = (0, 0), first: int = 0
+) -> list[socket.socket]:
     """Listen at addresses of this host, at one port of all of them; others are left out.
 
     Args:
         hosts: The addresses, as of ``list_hosts``: a name server may list what this host has not.
-        ports: The first and the last port that may be used; (0, 0) for any free one.
+        ports: The least and the greatest port that may be used; (0, 0) for any free one.
+        first: The port to try first, if it may be used; 0 for none.
 
     Raises:
         OSError: No port is free, or none of the addresses is one of this host.
     """
-    first, last = ports
-    tries = range(first, last + 1) if last else [0] * _MOST_TRIES
+    least, greatest = ports
+    tries = [*range(least, greatest + 1)] if greatest else [0] * _MOST_TRIES
+    if first and (not greatest or first in tries):
+        tries.insert(0, first)
     for turn, port in enumerate(tries, 1):
         try:
             return _listen_at(hosts, port)
