@@ -19,9 +19,10 @@ pytestmark = pytest.mark.distributed
 
 ROOT = str(Path(distlion.__file__).parent)
 
-MOST_FILES, MOST_CALLS, MOST_CHANGES = 18, 130, 60
-"""Of a plain step; 30, 491 and 155 before the step had a package of its own."""
-OWN_SOCKETS_MORE = 1, 22
+MOST_FILES, MOST_CALLS, MOST_CHANGES = 18, 135, 60
+"""Of a plain step; 30, 491 and 155 before the step had a package of its own. Five of the calls amend
+a header, in place of ``dataclasses.replace``, whose calls would not count."""
+OWN_SOCKETS_MORE = 1, 16
 """Files and calls: those of wire/sockets.py, where Gloo has C++ code of torch."""
 
 

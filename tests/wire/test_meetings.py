@@ -273,6 +273,7 @@ def end_meeting(store: Any, coming: Any) -> None:
 
 def test_a_member_that_is_closed_unheard_dials_again() -> None:
     server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(LIMIT_S)
     store = dist.HashStore()  # type: ignore[attr-defined]
     key, number = "33" * 32, "44" * 16
     words = [rendezvous.WIRE_VERSION, number, key, [list(server.getsockname())]]
