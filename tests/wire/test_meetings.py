@@ -6,7 +6,6 @@ import hmac
 import json
 import logging
 import os
-import resource
 import socket
 import struct
 import threading
@@ -316,24 +315,24 @@ def test_a_member_that_is_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     strangers.close()
 
 
-def test_too_many_open_files_end_no_meeting() -> None:
-    store, coming, _ = begin()
-    store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
-    silent = dial(store, b"")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    later = socket.socket()
-    taken = [os.dup(0)]
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, limits[1]))
-        later.connect(where(store))
-        later.settimeout(LIMIT_S)
-        silent.settimeout(LIMIT_S)
-        assert is_refused(silent)  # its place is needed
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        os.close(taken[0])
-    later.close()
-    end_meeting(store, coming)
+def test_where_too_many_files_are_open_the_oldest_stranger_is_closed() -> None:
+    class Full:
+        def accept(self) -> None:
+            raise OSError("Too many open files")
+
+    meeting = rendezvous._Meeting(0, 2, range(2), LIMIT_S)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stranger = socket.create_connection(server.getsockname(), LIMIT_S)
+        server.setblocking(True)
+        connection, _ = server.accept()
+    connection.setblocking(False)
+    guest = meeting._ask(connection)
+    meeting._guests[guest] = None
+    meeting._begin(guest)
+    meeting._accept(Full())  # type: ignore[arg-type]
+    assert is_refused(stranger)
+    assert not meeting._guests
+    meeting.close()
 
 
 def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> None:
