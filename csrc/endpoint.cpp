@@ -171,15 +171,9 @@ Outcome Endpoint::wait(std::uint64_t number, std::chrono::nanoseconds limit, std
     return Outcome::done;
 }
 
-std::vector<std::size_t> Endpoint::list_lost() {
+std::size_t Endpoint::count_waiting() {
     const Lock lock(mutex_);
-    std::vector<std::size_t> lost;
-    for (std::size_t number = 0; number < peers_.size(); ++number) {
-        if (peers_[number].is_lost && !is_over_) {
-            lost.push_back(number);
-        }
-    }
-    return lost;
+    return n_waiting_;
 }
 
 void Endpoint::cancel() {

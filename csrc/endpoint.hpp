@@ -62,8 +62,8 @@ public:
     Outcome wait(std::uint64_t transfer, std::chrono::nanoseconds limit, std::string& failure);
     // Takes what has come, without a wait.
     Outcome look(std::uint64_t transfer);
-    // The peers whose connection has ended.
-    std::vector<std::size_t> list_lost();
+    // The threads that are in ``wait`` now.
+    std::size_t count_waiting();
     // Closes all connections; what is under way fails. No memory of callers is touched from here on.
     void cancel();
     // In a fork of the process, which must not keep connections open: closes its copies, and no more.

@@ -70,7 +70,7 @@ NB_MODULE(_endpoint, m) {
              "Begin to send and receive (peer, address, bytes); return the transfer's number.")
         .def("wait", &wait, "transfer"_a, "limit_s"_a, "Wait; return whether the transfer has ended.")
         .def("is_under_way", &is_under_way, "transfer"_a)
-        .def("list_lost", &Endpoint::list_lost, "Peers whose connection has ended.")
+        .def("count_waiting", &Endpoint::count_waiting, "Threads that wait now.")
         .def("cancel", &Endpoint::cancel, nb::call_guard<nb::gil_scoped_release>(),
              "Close all connections; what is under way fails.")
         .def("abandon", &Endpoint::abandon, "Close a fork's copies of the connections.");

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import distlion
 from cluster import run_workers
-from distlion.wire import groups
+from distlion.wire import groups, rendezvous
+from distlion.wire.tcp import choose_wire
 
 pytestmark = [
     pytest.mark.distributed,
@@ -76,8 +78,10 @@ def views_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[View]]
 def test_every_listener_is_that_of_a_group_of_gloo(views_of_ranks):
     for views in views_of_ranks:
         # The group of all; the optimizer's own, for votes and for questions; its checkpoints'.
-        assert [groups for _, groups in views] == [1, 3, 3, 4]
-        assert [len(listeners) for listeners, _ in views] == [1, 3, 3, 4]
+        # Own sockets in their place listen only while they connect.
+        expected = [1, 3, 3, 4] if choose_wire() == "gloo" else [1, 1, 1, 1]
+        assert [groups for _, groups in views] == expected
+        assert [len(listeners) for listeners, _ in views] == expected
 
 
 def test_steps_open_no_listener(views_of_ranks):
@@ -88,6 +92,34 @@ def test_steps_open_no_listener(views_of_ranks):
 def test_listeners_of_gloo_are_on_the_chosen_interface_alone(views_of_ranks):
     for views in views_of_ranks:
         assert set(views[-1][0].values()) <= _LOOPBACK
+
+
+def listen_without_interface(rank: int, world_size: int) -> list[set[str]]:
+    """Return where a worker listens while it makes an optimizer, and behind it."""
+    del os.environ["GLOO_SOCKET_IFNAME"]
+    before = set(list_listeners())
+    seen: list[set[str]] = []
+    listen = rendezvous.listen
+
+    def look(*args: Any, **options: Any) -> list[socket.socket]:
+        made = listen(*args, **options)
+        seen.append({where for inode, where in list_listeners().items() if inode not in before})
+        return made
+
+    rendezvous.listen = look
+    optimizer = distlion.DistributedLion([torch.nn.Parameter(torch.ones(9))], lr=1e-3)
+    seen.append({where for inode, where in list_listeners().items() if inode not in before})
+    optimizer.verify_replicas()
+    return seen
+
+
+def test_own_sockets_listen_while_they_connect_and_not_on_all_interfaces():
+    environment = {"DISTLION_WIRE": "tcp"}
+    for *making, after in run_workers(listen_without_interface, 2, environment=environment):
+        assert len(making) == 2
+        assert all(making)
+        assert not set().union(*making) & {"00000000", "0" * 32}
+        assert not after
 
 
 def listen_oneself(rank: int, world_size: int) -> list[dict[str, str]]:

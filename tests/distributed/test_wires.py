@@ -88,6 +88,7 @@ def test_a_bad_port_or_interface_is_refused_before_anybody_waits(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "no-such")
+    monkeypatch.delenv(WIRE_VARIABLE, raising=False)
     choose_wire()
     monkeypatch.setenv(WIRE_VARIABLE, "tcp")
     with pytest.raises(errors.InvalidArgumentError, match=f"{variable}=no-such"):

@@ -1,5 +1,6 @@
 """Frames: what is written is read back, and what was damaged is not."""
 
+import dataclasses
 from dataclasses import replace
 
 import torch
@@ -42,6 +43,14 @@ def make_chunk(shape: ChunkShape, header: Header, present: torch.Tensor) -> torc
     payload = torch.arange(shape.payload_bytes, dtype=torch.int64).to(torch.uint8)
     write_chunk(KERNELS, chunk, shape, header, present, payload)
     return chunk
+
+
+def test_an_amended_header_differs_in_what_was_given_alone() -> None:
+    before = Header(ChunkKind.VOTE, 1, 2, 3, 4)
+    for field in dataclasses.fields(Header):
+        changes = {field.name: 77}
+        assert before.amended(**changes) == dataclasses.replace(before, **changes)  # type: ignore[arg-type]
+    assert before == Header(ChunkKind.VOTE, 1, 2, 3, 4)
 
 
 def test_a_header_takes_64_bytes() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import os
 import socket
 import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,18 +51,29 @@ def test_each_member_is_connected_to_each_other_one() -> None:
                 assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_groups_that_meet_at_the_same_time_share_one_port() -> None:
+def test_groups_meet_at_one_port_one_after_the_other() -> None:
+    ports = set()
+    for _ in range(3):
+        store, coming, _ = begin()
+        store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
+        ports.add(where(store)[1])
+        end_meeting(store, coming)
+    assert len(ports) == 1
+
+
+def test_groups_may_meet_at_the_same_time() -> None:
     stores = [dist.PrefixStore(name, dist.HashStore()) for name in "ab"]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda store: meet_all(store, 3), stores))
-    ports = {
-        end.getsockname()[1]
-        for group in found
-        for rank, ends in enumerate(group)
-        for end in ends[rank + 1 :]
-        if end is not None
-    }
-    assert ports == {rendezvous._listen().port}
+        for group in pool.map(lambda store: meet_all(store, 3), stores):
+            assert [each.count(None) for each in group] == [1, 1, 1]
+
+
+def test_nothing_listens_once_all_have_met() -> None:
+    store, coming, _ = begin()
+    meet(store, 1, 2, timeout_s=LIMIT_S)
+    coming.result()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(where(store), LIMIT_S)
 
 
 def test_a_member_that_does_not_come_is_named() -> None:
@@ -146,8 +159,14 @@ def _answer_wrongly(server: socket.socket) -> None:
     connection.recv(1)
 
 
-def dial(text: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", rendezvous._listen().port), LIMIT_S)
+def where(store: Any) -> tuple[str, int]:
+    """Return an address at which rank 0 listens."""
+    host, port = json.loads(store.get("wire/0"))[3][0]
+    return host, port
+
+
+def dial(store: Any, text: bytes) -> socket.socket:
+    connection = socket.create_connection(where(store), LIMIT_S)
     connection.sendall(text)
     return connection
 
@@ -186,52 +205,167 @@ def test_strangers_are_refused_and_the_member_still_gets_in(change: dict[str, An
     said = {"magic": b"DLtp", "version": 1, "peer": 1, "asked": 0, "size": 2, "number": number}
     values = (said | change).values()
     store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
-    assert is_refused(dial(SAID.pack(*values, bytes(16)) + bytes(32)))
+    assert is_refused(dial(store, SAID.pack(*values, bytes(16)) + bytes(32)))
     keys = json.loads(store.get("wire/0"))[2], "22" * 32
-    welcome = dial(_prove(number, bytes.fromhex("".join(keys))))
+    welcome = dial(store, _prove(number, bytes.fromhex("".join(keys))))
     assert welcome.recv(4, socket.MSG_WAITALL) == b"DLtp"
     assert coming.result()[1] is not None
-    # Nobody gets in twice, or later.
-    assert is_refused(dial(_prove(number, bytes.fromhex("".join(keys)))))
 
 
-def _prove(number: bytes, keys: bytes) -> bytes:
-    said = SAID.pack(b"DLtp", 1, 1, 0, 2, number, bytes(16))
+def _prove(number: bytes, keys: bytes, *, peer: int = 1, size: int = 2) -> bytes:
+    said = SAID.pack(b"DLtp", 1, peer, 0, size, number, bytes(16))
     return said + hmac.digest(keys, b"dials" + said, "sha256")
 
 
+def test_a_member_that_is_connected_does_not_get_in_twice() -> None:
+    store, coming, number = begin(3)
+    for rank in (1, 2):
+        store.set(f"wire/{rank}", json.dumps([1, "11" * 16, "22" * 32, []]))
+    keys = bytes.fromhex(json.loads(store.get("wire/0"))[2] + "22" * 32)
+    first = dial(store, _prove(number, keys, size=3))
+    assert first.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    assert is_refused(dial(store, _prove(number, keys, size=3)))
+    first.close()  # it was too late to hear the answer, and dials again
+    second = dial(store, _prove(number, keys, size=3))
+    assert second.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    third = dial(store, _prove(number, keys, peer=2, size=3))
+    assert third.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    ends = coming.result()
+    second.sendall(b"x")
+    ends[1].setblocking(True)
+    assert ends[1].recv(1) == b"x"
+
+
 def test_who_connects_and_says_nothing_keeps_nobody_out() -> None:
-    rendezvous._listen()
-    silent = [dial(b"") for _ in range(20)]
+    store, coming, _ = begin(3)
+    silent = [dial(store, b"DL" * (turn % 2)) for turn in range(2 * rendezvous._MOST_GUESTS + 9)]
     began_s = time.monotonic()
-    meet_all(dist.HashStore(), 3)  # type: ignore[attr-defined]
-    assert time.monotonic() - began_s < rendezvous._PROVE_S
+    with ThreadPoolExecutor(2) as pool:
+        others = list(pool.map(lambda rank: meet(store, rank, 3, timeout_s=LIMIT_S), (1, 2)))
+    assert all(ends.count(None) == 1 for ends in (coming.result(), *others))
+    assert time.monotonic() - began_s < LIMIT_S / 4
     for each in silent:
         each.close()
+
+
+def test_of_too_many_strangers_the_oldest_is_closed() -> None:
+    store, coming, _ = begin()
+    store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
+    silent = [dial(store, b"") for _ in range(rendezvous._MOST_GUESTS + 1)]
+    silent[0].settimeout(LIMIT_S)
+    assert is_refused(silent[0])
+    for each in silent[1:]:
+        each.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            each.recv(1)
+    end_meeting(store, coming)
+
+
+def end_meeting(store: Any, coming: Any) -> None:
+    """Let rank 0 have its other member."""
+    words = json.loads(store.get("wire/0"))
+    keys = bytes.fromhex(words[2] + "22" * 32)
+    with dial(store, _prove(bytes.fromhex(words[1]), keys)) as member:
+        assert member.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+        coming.result()
+
+
+def test_a_member_that_is_closed_unheard_dials_again() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(LIMIT_S)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    key, number = "33" * 32, "44" * 16
+    words = [rendezvous.WIRE_VERSION, number, key, [list(server.getsockname())]]
+    store.set("wire/0", json.dumps(words))
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(meet, store, 1, 2, timeout_s=LIMIT_S)
+        for _ in range(2):
+            server.accept()[0].close()
+        connection, _ = server.accept()
+        text = connection.recv(SAID.size + 32, socket.MSG_WAITALL)
+        keys = bytes.fromhex(key + json.loads(store.get("wire/1"))[2])
+        connection.sendall(b"DLtp" + hmac.digest(keys, b"listens" + text[: SAID.size], "sha256"))
+        assert coming.result()[0] is not None
+    server.close()
+
+
+def test_a_member_that_is_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says the last byte of its proof when this member has looked for a long time already."""
+    store, coming, number = begin()
+    store.set("wire/1", json.dumps([1, "11" * 16, "22" * 32, []]))
+    looked, look = threading.Event(), rendezvous._Meeting._move
+
+    def count(meeting: Any, limit_s: float) -> None:
+        looked.set()
+        look(meeting, limit_s)
+
+    monkeypatch.setattr(rendezvous._Meeting, "_move", count)
+    keys = bytes.fromhex(json.loads(store.get("wire/0"))[2] + "22" * 32)
+    text = _prove(number, keys)
+    member = dial(store, text[:-1])
+    assert looked.wait(LIMIT_S)
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 0.9 * LIMIT_S)
+    monkeypatch.setattr(rendezvous, "time", late)
+    looked.clear()
+    strangers = dial(store, b"DL")  # so that it looks at the time
+    assert looked.wait(LIMIT_S)
+    member.sendall(text[-1:])
+    assert member.recv(36, socket.MSG_WAITALL)[:4] == b"DLtp"
+    assert coming.result()[1] is not None
+    strangers.close()
+
+
+def test_where_too_many_files_are_open_the_oldest_stranger_is_closed() -> None:
+    class Full:
+        def accept(self) -> None:
+            raise OSError("Too many open files")
+
+    meeting = rendezvous._Meeting(0, 2, range(2), LIMIT_S)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stranger = socket.create_connection(server.getsockname(), LIMIT_S)
+        server.setblocking(True)
+        connection, _ = server.accept()
+    connection.setblocking(False)
+    guest = meeting._ask(connection)
+    meeting._guests[guest] = None
+    meeting._begin(guest)
+    meeting._accept(Full())  # type: ignore[arg-type]
+    assert is_refused(stranger)
+    assert not meeting._guests
+    meeting.close()
 
 
 def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     monkeypatch.setenv("DISTLION_WIRE_PORT", f"{port}-{port + 20}")
-    servers = addresses.listen()
-    assert port < servers[0].getsockname()[1] <= port + 20
-    servers[0].close()
+    (server,) = addresses.listen(["127.0.0.1"], ports=addresses.read_ports())
+    assert port < server.getsockname()[1] <= port + 20
+    server.close()
     monkeypatch.setenv("DISTLION_WIRE_PORT", str(port))
     with pytest.raises(OSError, match="in use"):
-        addresses.listen()
-    with pytest.raises(MeetingError, match="no port to listen at"):
-        rendezvous._Listener()
+        addresses.listen(["127.0.0.1"], ports=addresses.read_ports())
+    with pytest.raises(MeetingError, match=r"no port to listen at.*in use"):
+        meet(dist.HashStore(), 0, 2, timeout_s=LIMIT_S)  # type: ignore[attr-defined]
     taken.close()
 
 
-def test_a_fork_has_no_listener() -> None:
-    rendezvous._listen()
+def test_a_fork_keeps_no_port_open() -> None:
+    store, coming, _ = begin()
+    go = os.pipe()
     child = os.fork()
     if child == 0:
-        os._exit(rendezvous._listen.cache_info().currsize)
-    assert os.waitpid(child, 0)[1] == 0
-    meet_all(dist.HashStore(), 2)  # type: ignore[attr-defined]
+        os.close(go[1])
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        meet(store, 1, 2, timeout_s=LIMIT_S)
+        coming.result()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where(store), LIMIT_S)
+    finally:
+        os.close(go[1])
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "70000", "9-8", "1-x"])
@@ -250,7 +384,7 @@ def test_an_interface_without_an_address_is_refused(monkeypatch: pytest.MonkeyPa
 def test_addresses_of_both_families_are_listened_at() -> None:
     hosts = addresses.list_hosts(None)
     assert hosts[0] == "127.0.0.1"
-    servers = addresses.listen()
+    servers = addresses.listen(hosts)
     assert {server.getsockname()[0] for server in servers} == set(hosts)
     assert len({server.getsockname()[1] for server in servers}) == 1
     for server in servers:
@@ -262,3 +396,21 @@ def test_without_an_interface_the_address_is_that_toward_the_store(
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert addresses.list_hosts(("127.0.0.1", 80))[0] == "127.0.0.1"
+
+
+def test_an_address_of_another_host_is_left_out() -> None:
+    (server,) = addresses.listen(["198.51.100.1", "127.0.0.1"])  # that of documents
+    assert server.getsockname()[0] == "127.0.0.1"
+    server.close()
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        addresses.listen(["198.51.100.1"])
+
+
+def test_where_it_listens_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "distlion")
+    (server,) = addresses.listen(["127.0.0.1"])
+    port = server.getsockname()[1]
+    server.close()
+    (server,) = addresses.listen(["127.0.0.1"], ports=(port, port))
+    server.close()
+    assert caplog.messages == [f"listens at 127.0.0.1, port {port}"]

@@ -84,6 +84,22 @@ def test_congestion_control_that_differs_between_ranks_is_named_for_each(monkeyp
     assert "bbr on rank 0, cubic on rank 1, unknown on rank 2. " in line
 
 
+@pytest.mark.parametrize(
+    ("wire", "words"), [("gloo", "votes travel over Gloo"), ("tcp", "distlion's own sockets (")]
+)
+def test_the_transport_of_votes_is_named(monkeypatch, wire, words):
+    monkeypatch.setenv("DISTLION_WIRE", wire)
+    (line,) = [line for line in show(monkeypatch, 2).splitlines() if line.startswith("votes")]
+    assert words in line
+
+
+def test_a_transport_that_there_is_not_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setenv("DISTLION_WIRE", "udp")
+    result = doctor()
+    assert result.exit_code == 2
+    assert "DISTLION_WIRE=udp" in result.stderr
+
+
 def test_warnings_are_shown(monkeypatch):
     text = show(monkeypatch, 2, warnings=("the roof leaks",))
     assert "warning: the roof leaks" in text

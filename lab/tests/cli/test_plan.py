@@ -47,6 +47,22 @@ def test_table_has_the_best_exchange_of_each_method_and_all_on_demand():
     assert count_rows(plan("--all").stdout) == len(record["forecasts"])
 
 
+def test_votes_over_own_sockets_wait_for_half_of_the_latency(monkeypatch):
+    def fastest_s(*more):
+        record = json.loads(plan("--json", *more, nodes="2", latency_us="200ms").stdout)
+        ranked = [each for each in record["forecasts"] if each["votes"] and not each["overlap"]]
+        baseline = [each["step_s"] for each in record["forecasts"] if not each["votes"]]
+        return ranked[0]["step_s"], min(baseline)
+
+    (gloo_s, baseline_s), found = fastest_s(), fastest_s("--wire", "tcp")
+    assert gloo_s - found[0] == pytest.approx(0.2)  # two rounds
+    assert found[1] == baseline_s
+    monkeypatch.setenv("DISTLION_WIRE", "tcp")
+    assert fastest_s() == found
+    assert "votes over own sockets" in plan().stdout
+    assert fastest_s("--wire", "gloo") == (gloo_s, baseline_s)
+
+
 def test_page_has_the_advice_each_method_and_a_picture_and_asks_for_nothing(tmp_path):
     page = tmp_path / "plan.html"
     record = json.loads(plan("--json", "--html", str(page)).stdout)

@@ -10,18 +10,19 @@ import hmac
 import json
 import math
 import secrets
+import selectors
 import socket
 import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from distlion.wire.addresses import list_chosen, list_hosts, listen_at
+from distlion.wire.addresses import list_hosts, listen
 
 Sign = Callable[[str, str], str]
 """Function that signs a text under a name with the run's secret."""
@@ -144,7 +145,7 @@ class SideLink:
 class Listener:
     """A port at which one worker is expected.
 
-    It is one of the interface that ``GLOO_SOCKET_IFNAME`` names, or else of all.
+    It is one of the addresses of ``list_hosts``, and of no other interface.
 
     Args:
         toward: Address of the store, which shows by which interface others reach this host.
@@ -154,16 +155,13 @@ class Listener:
         nonce: Words that the other side signs.
 
     Raises:
-        OSError: There is no free port.
+        OSError: There is no free port, or no address.
         InvalidArgumentError: The interface has no address.
     """
 
     def __init__(self, toward: tuple[str, int]) -> None:
-        chosen = list_chosen()[:1]
-        (self._server,) = listen_at(chosen, 0)
-        hosts = chosen or list_hosts(toward)
-        port = self._server.getsockname()[1]
-        self.addresses = [[host, port] for host in hosts]
+        self._servers = listen(list_hosts(toward))
+        self.addresses = [list(each.getsockname()[:2]) for each in self._servers]
         self.nonce = secrets.token_hex(16)
 
     def accept(self, name: str, sign: Sign, *, limit_s: float) -> SideLink:
@@ -175,8 +173,7 @@ class Listener:
         deadline_s = time.monotonic() + limit_s
         try:
             while True:
-                self._server.settimeout(max(0.01, deadline_s - time.monotonic()))
-                link = SideLink(self._server.accept()[0])
+                link = SideLink(self._take(deadline_s))
                 with suppress(OSError, ValueError):
                     if link.prove(name, sign, self.nonce, is_first=False):
                         return link
@@ -184,9 +181,21 @@ class Listener:
         finally:
             self.close()
 
+    def _take(self, deadline_s: float) -> socket.socket:
+        with selectors.DefaultSelector() as selector:
+            for server in self._servers:
+                selector.register(server, selectors.EVENT_READ)
+            for key, _ in selector.select(max(0.01, deadline_s - time.monotonic())):
+                server = cast(socket.socket, key.fileobj)
+                server.settimeout(0.01)  # who dialed may have hung up
+                connection, _ = server.accept()
+                return connection
+        raise OSError("timed out")
+
     def close(self) -> None:
         """Stop listening."""
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
 
 def dial(addresses: Sequence[Sequence[Any]], name: str, sign: Sign, nonce: str) -> SideLink:

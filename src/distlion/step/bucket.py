@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -145,7 +145,7 @@ class Bucket:
     def load(self, inputs: StepInputs) -> None:
         """Take the gradients of a step; with nodes, average them inside the node."""
         self.clear()
-        header = replace(inputs.header, bucket=self.layout.index)
+        header = inputs.header.amended(bucket=self.layout.index)
         if header.status is not Status.OK:
             self.load_nothing(header)
             return
@@ -176,7 +176,7 @@ class Bucket:
 
     def load_nothing(self, header: Header) -> None:
         """Take part in the exchanges of ``load``, without a gradient."""
-        self.header = header = replace(header, bucket=self.layout.index)
+        self.header = header = header.amended(bucket=self.layout.index)
         if self.averages:
             _, _, self.header = self.average([None] * len(self.params), header, 1.0)
 
@@ -291,7 +291,7 @@ class Bucket:
             votes, *_ = self.encode([], inputs.coins)
         if seen:
             digest = digest_gradients(self.segments, read[-1])
-            self.header = replace(self.header, gradient_digest=digest)
+            self.header = self.header.amended(gradient_digest=digest)
         return votes, finite.tolist(), read[: len(asked)]
 
     def encode(self, segments: Sequence[Segment], coins: Coins, *more: Tensor) -> Sequence[Tensor]:
@@ -378,7 +378,7 @@ class Bucket:
         self, header: Header, votes: Tensor, present: Sequence[bool], coins: Coins
     ) -> Exchanging[Reply]:
         """Send the votes and return the reply."""
-        sent = replace(header, sender=self.link.rank)
+        sent = header.amended(sender=self.link.rank)
         ballot = Ballot(sent, votes, torch.tensor(present, dtype=torch.bool, device="cpu"))
         counted = BucketCount(self.vote, self.link.kernels, coins)
         return self.pattern.exchange(self.link, self.vote.shape, ballot, counted)
@@ -429,7 +429,7 @@ class Bucket:
         if not (self.rule.worker_state and self.params):
             return None
         ballot = Ballot(
-            replace(header, bucket=self.layout.index, sender=link.rank),
+            header.amended(bucket=self.layout.index, sender=link.rank),
             self.vote.export_state([param.worker_state for param in self.params]),
             torch.ones(len(self.layout.slots), dtype=torch.bool, device="cpu"),
         )

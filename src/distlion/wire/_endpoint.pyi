@@ -18,8 +18,8 @@ class Endpoint:
 
     def is_under_way(self, transfer: int) -> bool: ...
 
-    def list_lost(self) -> list[int]:
-        """Peers whose connection has ended."""
+    def count_waiting(self) -> int:
+        """Threads that wait now."""
 
     def cancel(self) -> None:
         """Close all connections; what is under way fails."""

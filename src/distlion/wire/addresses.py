@@ -1,19 +1,27 @@
-"""Addresses at which other workers reach this host, and the port where this process listens."""
+"""Addresses at which other workers reach this host; this process listens at no other."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 from distlion.errors import InvalidArgumentError
+
+logger = logging.getLogger("distlion")
 
 PORT_VARIABLE = "DISTLION_WIRE_PORT"
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _BACKLOG = 1024
+_MOST_TRIES = 8
+"""Free ports of the first address that are tried at the others."""
+_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
+"""This host has no such address; of IPv6 also one that needs an interface."""
 _ASK_FOR_ADDRESS = 0x8915  # SIOCGIFADDR
 _ADDRESSES_OF_IPV6 = "/proc/net/if_inet6"
 
@@ -89,46 +97,56 @@ def _list_addresses(interface: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def listen() -> list[socket.socket]:
-    """Listen at one port: of the interface that ``GLOO_SOCKET_IFNAME`` names, or of all.
+def listen(
+    hosts: Sequence[str], *, ports: tuple[int, int] = (0, 0), first: int = 0
+) -> list[socket.socket]:
+    """Listen at addresses of this host, at one port of all of them; others are left out.
+
+    Args:
+        hosts: The addresses, as of ``list_hosts``: a name server may list what this host has not.
+        ports: The least and the greatest port that may be used; (0, 0) for any free one.
+        first: The port to try first, if it may be used; 0 for none.
 
     Raises:
-        InvalidArgumentError: ``DISTLION_WIRE_PORT`` is no port and no range of ports, or the
-            interface has no address.
-        OSError: None of them is free.
+        OSError: No port is free, or none of the addresses is one of this host.
     """
-    (first, last), hosts = read_ports(), list_chosen()
-    for port in range(first, last + 1):
+    least, greatest = ports
+    tries = [*range(least, greatest + 1)] if greatest else [0] * _MOST_TRIES
+    if first and (not greatest or first in tries):
+        tries.insert(0, first)
+    for turn, port in enumerate(tries, 1):
         try:
-            return listen_at(hosts, port)
-        except OSError:
-            if port == last:
+            return _listen_at(hosts, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or turn == len(tries):
                 raise
     raise AssertionError
 
 
-def listen_at(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
-    """Listen at one port of these addresses; of all, by one socket, if there are none.
-
-    Raises:
-        OSError: The port is taken.
-    """
-    if not hosts:
-        two = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if two else socket.AF_INET
-        options: dict[str, Any] = {"backlog": _BACKLOG, "dualstack_ipv6": two}
-        return [socket.create_server(("", port), family=family, **options)]
+def _listen_at(hosts: Sequence[str], port: int) -> list[socket.socket]:
     servers: list[socket.socket] = []
-    try:
-        for host in hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    absent: OSError | None = None
+    for host in hosts:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
             servers.append(socket.create_server((host, port), family=family, backlog=_BACKLOG))
-            port = servers[0].getsockname()[1]
-    except OSError:
-        for server in servers:
-            server.close()
-        raise
+        except OSError as error:
+            if error.errno in _ABSENT:
+                absent = error
+                continue
+            for server in servers:
+                server.close()
+            raise
+        port = servers[0].getsockname()[1]
+        _log_once(host, port)
+    if not servers:
+        raise absent or OSError("this host has no address that others know")
     return servers
+
+
+@cache
+def _log_once(host: str, port: int) -> None:
+    logger.info("listens at %s, port %d", host, port)
 
 
 def read_ports() -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -71,7 +71,7 @@ class AllReduce(Exchange):
 
         # 2 count
         votes = read_chunks(link.kernels, received, vote_shape, ballot.header)
-        header = replace(ballot.header, kind=ChunkKind.REPLY)
+        header = ballot.header.amended(kind=ChunkKind.REPLY)
         if votes.agree:
             voting = votes.present.bool()
             present = reducer.count_present(voting)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
+from distlion.wire.tcp import WIRE_VARIABLE, choose_wire
 from distlion_lab.cli.failure import leave_torchrun, shown_failures
 from distlion_lab.cli.options import choice, flag, taking, whole
 from distlion_lab.cli.quantity import read_count, read_seconds
@@ -61,11 +62,12 @@ def doctor_command(
     with shown_failures(messages):
         planned = read_count("--params", params), read_seconds("--compute-s", compute_s)
         _check_planned(*planned)
+        wire = choose_wire()
         if threads < 1:
             raise InvalidArgumentError(f"--threads {threads}: expected 1 or more")
         checkup = _examine_all(workers, threads, messages)
         if checkup is not None:
-            scenario = _make_scenario(checkup, *planned)
+            scenario = _make_scenario(checkup, *planned, wire)
             found = _Found(
                 checkup, find_accelerators(), scenario, advise(compare_methods(scenario))
             )
@@ -113,7 +115,7 @@ def _check_planned(n_params: int, compute_s: float) -> None:
     Scenario(n_params=n_params, nodes=1, link=LinkModel(0.0, 1.0), compute_s=compute_s)
 
 
-def _make_scenario(checkup: Checkup, n_params: int, compute_s: float) -> Scenario:
+def _make_scenario(checkup: Checkup, n_params: int, compute_s: float, wire: str) -> Scenario:
     """Make the scenario of these workers: the measured link and the slowest worker's arithmetic."""
     return Scenario(
         n_params=n_params,
@@ -121,6 +123,7 @@ def _make_scenario(checkup: Checkup, n_params: int, compute_s: float) -> Scenari
         link=checkup.link.combined,
         compute_s=compute_s,
         machine=checkup.machine,
+        wire=wire,
     )
 
 
@@ -143,6 +146,7 @@ def _show(found: _Found, *, as_json: bool) -> None:
     for sentence in (
         f"all ranks together: {_describe_link(checkup.link.combined)}",
         *_name_slowest(checkup),
+        _name_wire(scenario.wire),
         _name_congestion_control(checkup),
         accelerators.describe(),
     ):
@@ -198,6 +202,15 @@ def _build_table(checkup: Checkup) -> Table:
 
 def _describe_link(link: LinkModel) -> str:
     return f"{link.latency_s * 1e6:.0f} us a round, {format_rate(link.rate_bit_per_s)}/s a rank"
+
+
+def _name_wire(wire: str) -> str:
+    if wire == "gloo":
+        return f"votes travel over Gloo; {WIRE_VARIABLE}=tcp sends them over distlion's own sockets"
+    return (
+        f"votes travel over distlion's own sockets ({WIRE_VARIABLE}=tcp): a round of theirs takes "
+        "about half of the time above, which is Gloo's"
+    )
 
 
 def _name_congestion_control(checkup: Checkup) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
+from distlion.wire.tcp import WIRE_VARIABLE
 from distlion_lab.cli.failure import shown_failures
 from distlion_lab.cli.options import Option, choice, flag, number, taking, whole
 from distlion_lab.cli.plan_page import write_plan_page
@@ -52,6 +54,11 @@ _NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
     ),
     message_us=choice(
         str, "Latency of each additional message in a round: 10 (in us), 10us.", default="10"
+    ),
+    wire=choice(
+        str,
+        "Transport of votes: gloo, or tcp for distlion's own sockets, whose rounds take one way.",
+        "DISTLION_WIRE, or gloo",
     ),
     half_duplex=flag("--half-duplex", "The link cannot send and receive at once."),
     node_link=choice(str, "Link inside a machine: nvlink, pcie or a rate.", default="nvlink"),
@@ -124,6 +131,7 @@ def _read_scenario(given: dict[str, Any]) -> Scenario:
         ),
         "node_link": _parse_node_link(given["node_link"]),
         "compute_s": read_seconds("--compute-s", given["compute_s"]),
+        "wire": given["wire"] or os.environ.get(WIRE_VARIABLE) or "gloo",
         "machine": _find_machine(given["device"]),
     }
     return Scenario(**taken | read)

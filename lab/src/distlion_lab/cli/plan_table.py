@@ -64,9 +64,10 @@ def print_plan(
 
 def describe_setting(scenario: Scenario) -> str:
     """Return the line above the methods."""
+    over = "votes over own sockets; " if scenario.wire == "tcp" else ""
     return (
         f"{scenario.n_params:.4g} parameters, {scenario.nodes:,} x {scenario.gpus_per_node} "
-        f"workers, {scenario.compute_s:g} s of compute; speed-up over the best all-reduce"
+        f"workers, {scenario.compute_s:g} s of compute; {over}speed-up over the best all-reduce"
     )
 
 

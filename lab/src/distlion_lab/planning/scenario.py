@@ -19,6 +19,10 @@ NVLINK = LinkModel(latency_s=10e-6, rate_bit_per_s=2.4e12)
 PCIE = LinkModel(latency_s=10e-6, rate_bit_per_s=0.2e12)
 """PCIe 4.0 x16: 31.5 GB/s each way on paper, of which 25 GB/s are assumed to arrive."""
 
+WIRES = {"gloo": 1.0, "tcp": 0.5}
+"""Transports of votes, with the share of a round of Gloo that one of theirs takes: 0.44 to 0.61 for
+64 bytes, 0.50 at 50 ms (``benchmarks/wire_rounds.py``, 2026-11-29)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
@@ -29,7 +33,10 @@ class Scenario:
         nodes: Machines, 1 to 100,000; each has one link to the others.
         gpus_per_node: Workers that share a node; if more than one, they average their gradients
             inside the node.
-        link: The network between nodes.
+        link: The network between nodes; its latency is that of a round of Gloo, a round trip.
+        wire: The transport of votes: "gloo", or "tcp" for distlion's own sockets. A round over
+            these takes one way, half of the latency, as nobody announces what it sends.
+            All-reduce stays with Gloo or NCCL.
         node_link: The network inside a node, for each of its workers.
         compute_s: Seconds of forward and backward in a step; above 0.
         machine: Rates of the arithmetic.
@@ -53,6 +60,7 @@ class Scenario:
     nodes: int
     link: LinkModel
     compute_s: float
+    wire: str = "gloo"
     gpus_per_node: int = 1
     node_link: LinkModel = NVLINK
     machine: Machine = GPU
@@ -74,6 +82,7 @@ class Scenario:
             self.momentum_sync_every is None or self.momentum_sync_every >= 1,
             "1 or more",
         )
+        self._check("wire", self.wire in WIRES, "gloo or tcp")
         self._check("momentum_sync_bits", self.momentum_sync_bits in (16, 32), "16 or 32")
         width = self.orthogonalized_width
         self._check("orthogonalized_width", 0 <= width <= MAX_WIDTH, f"0 to {MAX_WIDTH:,}")
@@ -98,8 +107,12 @@ class Scenario:
 
     @property
     def worker_link(self) -> LinkModel:
-        """A worker's share of its node's link."""
-        return replace(self.link, rate_bit_per_s=self.link.rate_bit_per_s / self.gpus_per_node)
+        """A worker's share of its node's link, for its votes."""
+        return replace(
+            self.link,
+            latency_s=self.link.latency_s * WIRES[self.wire],
+            rate_bit_per_s=self.link.rate_bit_per_s / self.gpus_per_node,
+        )
 
     def with_rate(self, rate_bit_per_s: float) -> Scenario:
         """Return the scenario with another rate between nodes."""
