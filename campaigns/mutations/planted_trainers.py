@@ -108,8 +108,8 @@ TRAINERS = (
     Mutation(
         "trainers: a step of a crew is not tried again",
         "crew/retry.py",
-        "        while not super().step(closure):\n            pass\n",
-        "        super().step(closure)\n",
+        "        while not super().step(run_once if left else None):\n            pass\n",
+        "        super().step(run_once if left else None)\n",
         ("crew/test_replay.py",),
     ),
     Mutation(
@@ -131,6 +131,20 @@ TRAINERS = (
         "integrations/lightning.py",
         "            trainer.should_stop = True\n",
         "            pass\n",
+        MEMBERS,
+    ),
+    Mutation(
+        "trainers: one member of a crew saves the model",
+        CREW,
+        "        with _saved_by_all(self.accelerator.unwrap_model(self.model)):\n",
+        "        if True:\n",
+        MEMBERS,
+    ),
+    Mutation(
+        "trainers: a closure of a crew runs in each try",
+        "crew/retry.py",
+        "return left.pop()()",
+        "return left[0]()",
         MEMBERS,
     ),
 )

@@ -105,6 +105,13 @@ def test_options_that_a_crew_cannot_have_are_refused_by_name(option: str) -> Non
         crew.optimizer([nn.Parameter(torch.zeros(3))], **{option: object()})
 
 
+def test_steps_that_need_a_new_backward_pass_are_not_tried_again() -> None:
+    store = host_store()
+    crew = make_crew(store.port)
+    with pytest.raises(distlion.errors.InvalidArgumentError, match="retry=True cannot be used"):
+        crew.optimizer([nn.Parameter(torch.zeros(3))], retry=True, overlap=True)
+
+
 class FixedCrew:
     """Stands in for a crew, of which a sampler reads rank and size."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ def be_member(rank: int, size: int, port: int, train: Train, folder: str) -> dic
                 faults.arm(
                     rank=crew.rank,
                     step=STRUCK_AT,
-                    point="before_step",
+                    point="before_commit",
                     action=lambda _: os.kill(os.getpid(), signal.SIGKILL),
                 )
             if step == CALLED_AT:
@@ -79,7 +80,13 @@ def train_with_trainer(
     folder: str,
 ) -> int:
     """Train with Hugging Face's Trainer."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import (
+        PretrainedConfig,
+        PreTrainedModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     from distlion.integrations.crew_trainer import CrewMixin
 
@@ -88,10 +95,14 @@ def train_with_trainer(
     losses: list[float] = []
     begun = optimizer.committed_step
 
-    class WithLoss(nn.Module):
+    class WithLoss(PreTrainedModel):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(PretrainedConfig())
             self.model = model
+            self.post_init()
+
+        def _init_weights(self, module: nn.Module) -> None:
+            """Leave them as the crew has made them."""
 
         def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
             loss = nn.functional.cross_entropy(self.model(x), labels)
@@ -122,11 +133,19 @@ def train_with_trainer(
         callbacks=[Noting()],
     )
     trainer.train()
+    check_trainer(trainer, losses, begun)
+    steps: int = trainer.state.global_step
+    return steps
+
+
+def check_trainer(trainer: Any, losses: list[float], begun: int) -> None:
+    """Check the loss that was logged first, and the models that were saved."""
     first = trainer.state.log_history[0]
     n_first = first["step"] - begun
     assert first["loss"] == pytest.approx(sum(losses[:n_first]) / n_first, abs=1e-3)
-    steps: int = trainer.state.global_step
-    return steps
+    for step in (GOAL // 2, GOAL):  # each member saves its own, unless it came later
+        saved = Path(trainer.args.output_dir, f"checkpoint-{step}", "model.safetensors")
+        assert saved.is_file() == (step > begun)
 
 
 def train_with_lightning(
@@ -146,14 +165,15 @@ def train_with_lightning(
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.counted = model, 0
+            self.model, self.counted = model, optimizer.committed_step
 
         def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
             return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
 
         def on_train_batch_end(self, *args: Any) -> None:
-            self.counted = optimizer.committed_step
-            note()
+            if self.counted != optimizer.committed_step:  # else more micro-batches follow
+                self.counted = optimizer.committed_step
+                note()
 
         def configure_optimizers(self) -> Any:
             return {
@@ -169,6 +189,7 @@ def train_with_lightning(
         devices=1,
         max_epochs=-1,
         callbacks=[CrewSteps(GOAL)],
+        accumulate_grad_batches=2,
         default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,

@@ -53,6 +53,10 @@ class CarriedState:
             carried[name].load_state_dict(state)
         return bool(waiting)
 
+    def has(self, each: object) -> bool:
+        """Return whether this object is carried."""
+        return any(carried is each for carried in self._carried.values())
+
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return the states of the carried objects, by name."""
         return {name: each.state_dict() for name, each in self._carried.items()}

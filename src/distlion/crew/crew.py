@@ -287,9 +287,8 @@ class Crew:
                 that exist before the optimizer, such as a sampler; all workers give the same names.
                 A scheduler is passed to ``carry()`` once it is made.
             buffers: Tensors that a newcomer takes from it too, such as ``model.buffers()``.
-            retry: True: where members change, ``step()`` votes again with the same gradients, or
-                runs its closure again, until the step is done. For the trainers of frameworks,
-                which ignore what ``step()`` returns.
+            retry: True: where members change, ``step()`` votes again with the same gradients until
+                the step is done. For the trainers of frameworks, which ignore what it returns.
             **options: As for ``DistributedLion``, except ``process_group``, ``nodes`` and
                 ``momentum_sync``.
 

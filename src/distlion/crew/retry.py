@@ -12,17 +12,16 @@ from distlion.errors import InvalidArgumentError
 class RetryingLion(CrewLion):
     """A ``CrewLion`` whose ``step()`` returns only once the step is done.
 
-    A call votes again with the gradients that are there, or with those of the closure, which then
-    runs again. A worker that took later parameters from the others meanwhile votes on their next
-    step, without a closure by gradients of its earlier parameters. So each call commits or skips
-    one step, and the caller's scheduler stays in step with the others.
+    A call votes again with the gradients that are there. A worker that took later parameters from
+    the others meanwhile votes on their next step, by gradients of its earlier parameters. So each
+    call commits or skips one step, and the caller's scheduler stays in step with the others.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Do one step, whatever members change meanwhile.
 
         Args:
-            closure: Re-evaluates the model; run once for each try.
+            closure: Re-evaluates the model; run once. It may add to gradients of micro-batches.
 
         Returns:
             True.
@@ -31,9 +30,18 @@ class RetryingLion(CrewLion):
             CrewError: Too few workers are left, or the store is gone.
             StepError: As ``DistributedLion``, for errors that do not concern members.
         """
-        while not super().step(closure):
+        left = [] if closure is None else [closure]
+
+        def run_once() -> Any:
+            return left.pop()()
+
+        while not super().step(run_once if left else None):
             pass
         return True
+
+    def carries(self, each: object) -> bool:
+        """Return whether a newcomer takes the state of this object."""
+        return self._membership.carried.has(each)
 
 
 def check_retry(retry: bool, options: Mapping[str, Any]) -> None:

@@ -5,6 +5,11 @@ Tested with transformers 5.23 and accelerate 1.15.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +17,9 @@ from torch import nn
 
 from distlion.crew import Crew
 from distlion.crew.retry import RetryingLion
-from distlion.errors import InvalidArgumentError
-from distlion.integrations.frameworks import check_retries
-from distlion.integrations.transformers import check_trainer, refuse_sharding
+from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
+from distlion.integrations.frameworks import check_retries, check_version
+from distlion.integrations.transformers import EXTRA, check_trainer
 
 # The crew is included, so that a script needs one import line for its changes.
 __all__ = ["Crew", "CrewMixin"]
@@ -26,7 +31,9 @@ _OVERRIDDEN = (
     "create_accelerator_and_postprocess",
     "create_optimizer",
     "train",
+    "set_initial_training_values",
     "_init_training_state",
+    "_save",
     "_save_optimizer_and_scheduler",
 )
 check_trainer(Trainer, _OVERRIDDEN)
@@ -39,10 +46,12 @@ class CrewMixin(Trainer):  # type: ignore[misc]
     step: a newcomer begins with those that the others have taken, and ends where they do.
 
     Raises:
-        MissingDependencyError: transformers or accelerate has another major version.
-        UnsupportedTypeError: The optimizer is none of a crew, or the model is sharded or wrapped.
-        InvalidArgumentError: The optimizer was made without ``retry=True``, or the Trainer is to
-            resume from a checkpoint.
+        MissingDependencyError: transformers, accelerate or TRL has another major version.
+        UnsupportedTypeError: The optimizer is no crew's, or was made without ``retry=True``; or
+            the environment tells the Trainer of other processes.
+        InvalidArgumentError: The scheduler is missing or not carried; there is no ``max_steps``;
+            or an argument asks for what members do not share, as the message says.
+        CheckpointError: transformers saved no weights.
 
     Notes:
         All members need the same ``max_steps``, and ``data_seed=crew.id``, without which all read
@@ -62,12 +71,21 @@ class CrewMixin(Trainer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._member = check_retries(self.optimizer)
-        self.add_callback(_Following(self._member))
+        # Before the callbacks that read the number of steps.
+        self.callback_handler.callbacks.insert(0, _Following(self, self._member))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create an accelerator that neither wraps the model nor loads the optimizer's state."""
+        """Create an accelerator that knows of this process alone, and loads no optimizer."""
+        if any(base.__module__.split(".")[0] == "trl" for base in type(self).__mro__):
+            check_version("trl", major=1, extra=EXTRA)
         super().create_accelerator_and_postprocess()
-        refuse_sharding(self.accelerator, "CrewMixin")
+        kind = self.accelerator.distributed_type.value
+        if kind != "NO":
+            raise UnsupportedTypeError(
+                f"the Trainer is set up for {kind}, and a member of a crew trains by itself: start "
+                "it with python, without torchrun, accelerate launch, --fsdp and --deepspeed, and "
+                "without RANK and WORLD_SIZE in its environment"
+            )
         prepare = self.accelerator.prepare_optimizer
 
         def prepare_in_place(optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
@@ -89,24 +107,75 @@ class CrewMixin(Trainer):  # type: ignore[misc]
                 "have no momenta of a crew, and its members must begin alike; load the model with "
                 "from_pretrained on all members and call train()"
             )
+        if self.lr_scheduler is None or not self._member.carries(self.lr_scheduler):
+            raise InvalidArgumentError(
+                "the scheduler is missing, or a newcomer would begin it anew, at another learning "
+                "rate than the others; make it, call crew.carry(scheduler=scheduler) and give "
+                "optimizers=(optimizer, scheduler)"
+            )
+        if self.args.max_steps <= 0:
+            raise InvalidArgumentError(
+                f"max_steps={self.args.max_steps}: members end at one step of the crew, and a pass "
+                "over the data is each member's own; give TrainingArguments max_steps="
+            )
+        if self.args.load_best_model_at_end:
+            raise InvalidArgumentError(
+                "load_best_model_at_end=True: a newcomer has not seen the earlier checkpoints, so "
+                "that members would end with different models; load the best one afterwards"
+            )
         return super().train(None, *args, **kwargs)
+
+    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the passes over the data go on until the crew has taken its steps."""
+        _, *rest = super().set_initial_training_values(*args, **kwargs)
+        return (sys.maxsize, *rest)
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         begun: tuple[int, int] = super()._init_training_state(*args, **kwargs)
         self.state.global_step = self._member.committed_step
         return begun
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        # transformers asks the process group whether to write, and each member has files of its
+        # own.
+        with _saved_by_all(self.accelerator.unwrap_model(self.model)):
+            super()._save(output_dir, state_dict)
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            raise CheckpointError(
+                f"transformers {version('transformers')} saved no weights in {folder}: it takes "
+                f"another member for the one that saves; pip install 'distlion[{EXTRA}]'"
+            )
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save neither: one member's momenta are not those of the others."""
 
 
-class _Following(TrainerCallback):  # type: ignore[misc]
-    """Let the Trainer count the steps of the crew."""
+@contextmanager
+def _saved_by_all(model: nn.Module) -> Iterator[None]:
+    """Let a model be saved whatever this process's rank in the crew is."""
+    if not hasattr(model, "should_save_on_this_rank"):
+        yield
+        return
+    vars(model)["should_save_on_this_rank"] = lambda is_main_process: is_main_process
+    try:
+        yield
+    finally:
+        del vars(model)["should_save_on_this_rank"]
 
-    def __init__(self, optimizer: RetryingLion) -> None:
-        self._optimizer = optimizer
+
+class _Following(TrainerCallback):  # type: ignore[misc]
+    """Let the Trainer count the steps of the crew.
+
+    Args:
+        trainer: The Trainer.
+        optimizer: The crew's.
+    """
+
+    def __init__(self, trainer: CrewMixin, optimizer: RetryingLion) -> None:
+        self._trainer, self._optimizer = trainer, optimizer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # The loss that is logged next is the mean over the steps that this member has taken.
+        self._trainer._globalstep_last_logged += self._optimizer.committed_step - state.global_step
         state.global_step = self._optimizer.committed_step
-        if state.global_step >= state.max_steps:
-            control.should_training_stop = True

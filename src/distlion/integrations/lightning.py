@@ -216,18 +216,32 @@ class CrewSteps(Callback):  # type: ignore[misc]
 
     Args:
         max_steps: Committed steps at which all members end. Give the Trainer ``max_epochs=-1``.
+
+    Raises:
+        UnsupportedTypeError: An optimizer does not try its steps again as members come and go.
+        InvalidArgumentError: The Trainer is to resume from a checkpoint, or not to end early.
     """
 
     def __init__(self, max_steps: int) -> None:
         check_positive("max_steps", max_steps)
         self._goal = max_steps
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check the optimizers.
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check what the Trainer is asked for."""
+        if stage == TrainerFn.FITTING and trainer.ckpt_path is not None:
+            raise InvalidArgumentError(
+                f"ckpt_path={trainer.ckpt_path!r}: Lightning's checkpoints have no momenta of a "
+                "crew, and a load needs all members at one time; load the module's weights on all "
+                "of them and fit without it"
+            )
+        if trainer.fit_loop.min_epochs or trainer.fit_loop.min_steps:
+            raise InvalidArgumentError(
+                f"min_epochs={trainer.fit_loop.min_epochs}, min_steps={trainer.fit_loop.min_steps}:"
+                " this member would go on after the others have ended; leave them out"
+            )
 
-        Raises:
-            UnsupportedTypeError: One does not try its steps again as members come and go.
-        """
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check the optimizers."""
         for each in trainer.optimizers:
             check_retries(each)
 

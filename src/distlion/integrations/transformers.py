@@ -81,25 +81,10 @@ def check_trainer(trainer: type, overridden: Sequence[str] = _OVERRIDDEN) -> Non
         )
 
 
-def refuse_sharding(accelerator: Accelerator, mixin: str) -> None:
-    """Refuse an accelerator that shards or wraps the model.
-
-    Raises:
-        UnsupportedTypeError: It does.
-    """
-    kind = accelerator.distributed_type.value
-    if not (kind == "NO" or kind.startswith("MULTI_")):
-        raise UnsupportedTypeError(
-            f"the Trainer is set up for {kind}, which shards or wraps the model in its own "
-            f"way; {mixin} needs plain data parallelism (no --fsdp, no --deepspeed)"
-        )
-
-
 # The overridden methods may have other names in other major versions.
 check_version("transformers", major=5, extra=EXTRA)
 check_version("accelerate", major=1, extra=EXTRA)
-from accelerate import Accelerator  # noqa: E402, once its version is known
-from transformers import Trainer  # noqa: E402
+from transformers import Trainer  # noqa: E402, once its version is known
 
 check_trainer(Trainer)
 
@@ -155,7 +140,12 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             check_version("trl", major=1, extra=EXTRA)
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
-        refuse_sharding(accelerator, "VotingMixin")
+        kind = accelerator.distributed_type.value
+        if not (kind == "NO" or kind.startswith("MULTI_")):
+            raise UnsupportedTypeError(
+                f"the Trainer is set up for {kind}, which shards or wraps the model in its own "
+                "way; VotingMixin needs plain data parallelism (no --fsdp, no --deepspeed)"
+            )
         accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
