@@ -85,7 +85,6 @@ def train_with_trainer(
         PreTrainedModel,
         Trainer,
         TrainerCallback,
-        TrainingArguments,
     )
 
     from distlion.integrations.crew_trainer import CrewMixin
@@ -114,20 +113,9 @@ def train_with_trainer(
             note()
 
     data = [{"x": x, "labels": label} for x, label in draw_data(0)]
-    arguments = TrainingArguments(
-        folder,
-        max_steps=GOAL,
-        per_device_train_batch_size=4,
-        data_seed=crew.id,
-        logging_steps=5,
-        save_steps=GOAL // 2,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-    )
     trainer = CrewTrainer(
         WithLoss(),
-        arguments,
+        make_arguments(folder, crew.id),
         train_dataset=data,
         optimizers=(optimizer, scheduler),
         callbacks=[Noting()],
@@ -136,6 +124,23 @@ def train_with_trainer(
     check_trainer(trainer, losses, begun)
     steps: int = trainer.state.global_step
     return steps
+
+
+def make_arguments(folder: str, member: int) -> Any:
+    """Return the TrainingArguments of a member."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        folder,
+        max_steps=GOAL,
+        per_device_train_batch_size=4,
+        data_seed=member,
+        logging_steps=5,
+        save_steps=GOAL // 2,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+    )
 
 
 def check_trainer(trainer: Any, losses: list[float], begun: int) -> None:
