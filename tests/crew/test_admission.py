@@ -47,6 +47,7 @@ def make_rendezvous(store: Any, places: int = 9) -> Any:
         count_places=lambda n_members: places - n_members,
         find_last_begun=lambda: 3,
         say_alive=lambda word: None,
+        has_signs=False,
         is_somebody_alive=lambda: False,
         check_secret=lambda: None,
         check_open=lambda: None,
@@ -410,6 +411,19 @@ def test_of_two_that_ask_with_one_number_the_less_advanced_is_refused() -> None:
     decide_among(make_rendezvous(store), list_asks(store), min_workers=2)
     assert "Start it again" in store.get(double.answer)
     assert all(store.read(each.answer, json.loads)["epoch"] == 1 for each in trained)
+
+
+def test_of_two_that_ask_with_one_number_the_one_that_has_trained_stays() -> None:
+    store = make_store()
+    double = put_ask(store, 1, make_double(1), is_ready=True)
+    woken = put_ask(store, 2, make_member(1), is_ready=True)
+    members = make_epoch(store, 0, 2)
+    assert admission.list_ready(store, SETTINGS, members.members) == [woken]
+    look = make_lookout(store)
+    look._look_for_asks(members)
+    assert store.check([double.answer])
+    assert list_asks(store) == [woken]
+    look.ended.set()
 
 
 def test_survivors_follow_their_epoch_once_more_in_the_next_store(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from distlion.crew.memory import BEGUN, CREW, EPOCHS, GAP, IDS, NOW, Memory, read_begun
+from distlion.crew.memory import ALIVE, BEGUN, CREW, EPOCHS, GAP, IDS, NOW, Memory, read_begun
 from distlion.crew.store import SignedStore
 from distlion.errors import CrewError
 
@@ -93,19 +93,21 @@ def kill() -> None:
     raise KilledError
 
 
-@pytest.mark.parametrize("n_writes", range(5))
+@pytest.mark.parametrize("n_writes", range(6))
 def test_whoever_finds_the_token_can_rely_on_the_numbers(n_writes: int) -> None:
     plain = dist.HashStore()  # type: ignore[attr-defined]
     with pytest.raises(KilledError):
         make_memory().restore(make_store(Interrupted(plain, n_writes, kill)))
     found = read_all(make_store(plain))
+    # Who finds anything of it waits for more signs.
+    assert make_store(plain).check([ALIVE]) == (n_writes > 0)
     restored = {IDS: 5 + GAP, EPOCHS: 7 + GAP, BEGUN: 7, CREW: TOKEN}
     assert not found[CREW] or found == restored
     make_memory().restore(make_store(plain))
     assert read_all(make_store(plain)) == restored
 
 
-@pytest.mark.parametrize("n_writes", range(5))
+@pytest.mark.parametrize("n_writes", range(6))
 def test_several_that_restore_at_once_leave_what_one_does(n_writes: int) -> None:
     plain = dist.HashStore()  # type: ignore[attr-defined]
     other = make_store(plain)
@@ -115,7 +117,7 @@ def test_several_that_restore_at_once_leave_what_one_does(n_writes: int) -> None
     assert read_all(other) == {IDS: 5 + GAP, EPOCHS: 7 + GAP, BEGUN: 7, CREW: TOKEN}
 
 
-@pytest.mark.parametrize("n_writes", [0, 3])
+@pytest.mark.parametrize("n_writes", [0, 4])
 def test_another_crew_in_the_store_is_an_error_and_keeps_its_token(n_writes: int) -> None:
     plain = dist.HashStore()  # type: ignore[attr-defined]
     other = make_store(plain)
@@ -140,3 +142,4 @@ def test_before_the_first_epoch_those_in_the_decision_restore_its_number() -> No
     memory.restore(store)
     assert read_all(store) == {IDS: 2 + GAP, EPOCHS: 1 + GAP, BEGUN: 0, CREW: TOKEN}
     assert not store.check([NOW])
+    assert not store.check([ALIVE])

@@ -10,7 +10,9 @@ import torch.distributed as dist
 
 from crews import host_store
 from distlion.crew import carried, memory
-from distlion.crew.epoch import FormingError
+from distlion.crew.admission import Ask
+from distlion.crew.epoch import FormingError, Member
+from distlion.crew.membership import decide_among
 from distlion.crew.store import Rendezvous, SignedStore
 from distlion.errors import CrewError
 
@@ -83,6 +85,24 @@ def test_a_word_of_the_living_is_heard() -> None:
     assert rendezvous.is_somebody_alive()
     ended.set()
     living.join()
+
+
+def test_newcomers_begin_nothing_while_members_come_back_to_an_empty_store() -> None:
+    store = host_store()
+    rendezvous, other = make_rendezvous(store.port), make_rendezvous(store.port)
+    members = [{"id": each} for each in range(2)]
+    memory_of_member = memory.Memory(now="epoch 7")
+    memory_of_member.note_decision({"crew": "of the members", "epoch": 7, "members": members})
+    memory_of_member.note_begun(7)
+    asks = [Ask(each, Member(each, 0, 0, 17, "host", each)) for each in range(2)]
+    assert rendezvous.find_last_begun() == 0
+    memory_of_member.restore(other.store)
+    decide_among(rendezvous, asks, min_workers=2)
+    assert not any(other.store.check([each.answer]) for each in asks)
+    assert other.store.get(memory.CREW) == "of the members"
+    assert not rendezvous.memory.crew
+    rendezvous.end()
+    other.end()
 
 
 def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:

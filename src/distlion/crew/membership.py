@@ -375,9 +375,9 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
         and (not first.epoch or each.member.settings == first.settings)
         and each not in doubles
     ]
-    if len(alike) >= min_workers:
+    if len(alike) >= min_workers and not rendezvous.has_signs:
         rendezvous.name_crew()  # before the look for others, who may be back by now
-    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
+    if not first.epoch and rendezvous.is_somebody_alive():
         return
     refuse(rendezvous.store, [each for each in asks if each not in alike], first, doubles)
     if len(alike) >= min_workers:

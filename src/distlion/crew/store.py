@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import os
 import re
 import socket
@@ -22,7 +23,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.lifeline import Lifeline
-from distlion.crew.memory import CREW, NOW, Memory, raise_begun, read_begun
+from distlion.crew.memory import ALIVE, CREW, NOW, Memory, raise_begun, read_begun
 from distlion.errors import CrewError, InvalidArgumentError, UnsupportedTypeError
 from distlion.wire.heartbeats import RETURN_S
 
@@ -185,7 +186,7 @@ _TRY_S = 0.1
 MOST_WORKERS = 1024
 ALIVE_S = 2.0
 """Seconds within which workers show several times that they are alive."""
-_ALIVE, _OVER, _SIGNED = "alive", "over", "signed"
+_OVER, _SIGNED = "over", "signed"
 MEMBERS_FIRST, TRAINED = "distlion/members first", "distlion/trained"
 """Keys, of no run: newcomers have to wait for members that come back, and some crew has trained."""
 STORE_WAIT_S = 600.0
@@ -329,6 +330,8 @@ class Rendezvous:
         self.name, self.address = f"{run_id!r} at {endpoint}", self._address.pair
         self._max_workers, self._store_wait_s = max_workers, store_wait_s
         self.memory = Memory()
+        # Whether this worker saw the store before any epoch was begun in it, and the signs after.
+        self._was_new, self._came_s = False, -math.inf
         self._address.await_store()
         began_s = time.monotonic()
         key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
@@ -473,16 +476,28 @@ class Rendezvous:
 
     def say_alive(self, word: str) -> None:
         """Show that a worker that has trained is alive."""
-        self.store.set(_ALIVE, word)
+        self.store.set(ALIVE, word)
+
+    @property
+    def has_signs(self) -> bool:
+        """True if a worker that has trained is in this store, or was."""
+        return self.store.check([ALIVE])
 
     def is_somebody_alive(self) -> bool:
-        """Wait for the next sign of a worker that has trained; return False if none comes."""
-        if not self.store.check([_ALIVE]):
+        """Wait for the next sign of a worker that has trained; return False if none comes.
+
+        Where such workers have just come, as back to an empty store, more of them may come.
+        """
+        if not self.has_signs:
             return False
-        before, until_s = self.store.get(_ALIVE), time.monotonic() + ALIVE_S
+        if self._was_new:
+            self._was_new, self._came_s = False, time.monotonic()
+        if time.monotonic() < self._came_s + RETURN_S:
+            return True
+        before, until_s = self.store.get(ALIVE), time.monotonic() + ALIVE_S
         while time.monotonic() < until_s:
             time.sleep(ALIVE_S / 20)
-            if self.store.get(_ALIVE) != before:
+            if self.store.get(ALIVE) != before:
                 return True
         return False
 
@@ -492,7 +507,9 @@ class Rendezvous:
         Later numbers may be given, but unused. In a store that has come back empty, the last one
         that this worker has heard of counts.
         """
-        self.memory.note_begun(read_begun(self.store))
+        found = read_begun(self.store)
+        self._was_new |= not found
+        self.memory.note_begun(found)
         return self.memory.begun
 
     def count_places(self, n_members: int) -> int:
