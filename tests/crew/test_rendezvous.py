@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from crews import host_store
 from distlion.crew import carried, memory
+from distlion.crew import store as crew_store
 from distlion.crew.admission import Ask
 from distlion.crew.epoch import FormingError, Member
 from distlion.crew.membership import decide_among
@@ -103,6 +105,14 @@ def test_newcomers_begin_nothing_while_members_come_back_to_an_empty_store() -> 
     assert not rendezvous.memory.crew
     rendezvous.end()
     other.end()
+
+
+def test_who_listens_and_never_answers_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_store, "_NAME_SERVERS_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = crew_store.Address(f"127.0.0.1:{mute.getsockname()[1]}", "run", 0.5)
+        with pytest.raises(CrewError, match="no store answers"):
+            address.connect()
 
 
 def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:

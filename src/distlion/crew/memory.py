@@ -10,9 +10,10 @@ Each member that comes back does, over its new connection and before anything el
 All four may be done by several members at once, and again: counters only rise, and the first token
 counts. A member that dies on the way leaves numbers that are too high, and nothing else. The token
 comes last, so that whoever finds it can rely on the numbers. The sign comes first, so that
-newcomers which find the rest wait for the next sign, and begin nothing under this token. Another token is that of workers who
-came to the empty store before any member, and have begun a new run in it: a member then ends with
-CrewError, and the two runs never meet. Newcomers restore nothing. They wait for members.
+newcomers which find the rest wait for the next sign, and begin nothing under this token. Another
+token is that of workers who came to the empty store before any member, and have begun a new run in
+it: a member then ends with CrewError, and the two runs never meet. Newcomers restore nothing. They
+wait for members.
 
 Whether the run is over is not restored: then nobody is left to do so.
 """

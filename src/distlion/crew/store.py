@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.lifeline import Lifeline
+from distlion.crew.lifeline import Lifeline, cut_after
 from distlion.crew.memory import ALIVE, CREW, NOW, Memory, raise_begun, read_begun
 from distlion.errors import CrewError, InvalidArgumentError, UnsupportedTypeError
 from distlion.wire.heartbeats import RETURN_S
@@ -181,7 +181,7 @@ DEFAULT_PORT = 29400
 STORE_TIMEOUT_S = 5.0
 """Seconds that a store may be silent, unless the caller says otherwise."""
 _NAME_SERVERS_S = 30
-"""Seconds for torch's lookup of the name of each address that it connects to."""
+"""Seconds for torch's lookup of the name of each address that it connects to, and for an answer."""
 _TRY_S = 0.1
 MOST_WORKERS = 1024
 ALIVE_S = 2.0
@@ -266,7 +266,8 @@ class Address:
         host, port = self.pair
         limit = timedelta(seconds=_NAME_SERVERS_S)
         try:
-            store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
+            with cut_after(max(_NAME_SERVERS_S, self.timeout_s), port):
+                store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
         except (RuntimeError, ValueError) as error:
             raise self._make_no_store_error() from error
         store.set_timeout(timedelta(seconds=self.timeout_s))
