@@ -61,8 +61,15 @@ OUTAGES = (
     Mutation(
         "outage: silence counts while others come back",
         "wire/heartbeats.py",
-        "        self._heard, self._grace_s = {}, RETURN_S\n",
-        "        pass\n",
+        "{}, RETURN_S, absence_s\n",
+        "{}, 0.0, absence_s\n",
+        ("wire/test_heartbeats.py",),
+    ),
+    Mutation(
+        "outage: who finds the next store late is silent",
+        "wire/heartbeats.py",
+        "silent & self._returned if self._absence_s else silent",
+        "silent",
         ("wire/test_heartbeats.py",),
     ),
     Mutation(

@@ -124,6 +124,7 @@ class Membership:
         carried: The objects that newcomers take the state of.
         changes: The changes of members so far.
         patience: The limits of its wait for an epoch.
+        step_s: Seconds that a step may take, by the settings of the optimizer.
         ended: Event that is set once this worker has finished or left.
 
     Raises:
@@ -150,7 +151,7 @@ class Membership:
         self.patience = Patience(wait_timeout_s if self.lanes.leads else math.inf)
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
-        self._others_until_s = 0.0
+        self._others_until_s = self.step_s = 0.0
         self._lookout = Lookout(rendezvous, self.id, self.lanes)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
@@ -319,6 +320,7 @@ class Membership:
         """
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
+        self.step_s = settings.timeouts.step_s
         self.rendezvous.memory.note_begun(epoch.number)
         self.rendezvous.memory.now = epoch.describe()
         self.patience.rest()

@@ -404,6 +404,11 @@ class Rendezvous:
         """True while the store is away."""
         return self._connections.are_away
 
+    @property
+    def was_away(self) -> bool:
+        """True if this store is not the first one of this worker."""
+        return self._connections.back_s > -math.inf
+
     def find_grace_s(self) -> float:
         """Return the seconds that others may still need to come back to the store."""
         return max(0.0, self._connections.back_s + RETURN_S - time.monotonic())
