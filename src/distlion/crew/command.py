@@ -100,9 +100,10 @@ def _prepare(state: Path) -> None:
     wanted = f"--state {state}: expected a file in a folder that can be written"
     try:
         state.parent.mkdir(parents=True, exist_ok=True)
+        is_other = state.exists() and not state.is_file()
     except OSError as error:
         raise InvalidArgumentError(f"{wanted} ({error})") from error
-    if state.exists() and not state.is_file():
+    if is_other:
         raise InvalidArgumentError(f"{wanted}, and it is none")
     if not os.access(state.parent, os.W_OK):
         raise InvalidArgumentError(wanted)
