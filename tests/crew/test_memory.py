@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from distlion.crew.memory import ALIVE, BEGUN, CREW, EPOCHS, GAP, IDS, NOW, Memory, read_begun
-from distlion.crew.store import SignedStore
+from distlion.crew.store import TRAINED, SignedStore, _restore
 from distlion.errors import CrewError
 
 TOKEN = "of this crew"
@@ -38,6 +38,14 @@ def test_members_restore_the_numbers_beyond_all_that_were_given_and_the_token() 
     make_memory().restore(store)
     assert read_all(store) == {IDS: 5 + GAP, EPOCHS: 7 + GAP, BEGUN: 7, CREW: TOKEN}
     assert store.plain.get(NOW) == b"epoch 7"
+
+
+def test_members_note_in_the_next_store_too_that_a_crew_has_trained() -> None:
+    plain = dist.HashStore()  # type: ignore[attr-defined]
+    _restore(Memory(), b"of this test", "run", plain)
+    assert not plain.check([TRAINED])
+    _restore(make_memory(), b"of this test", "run", plain)
+    assert plain.check([TRAINED])
 
 
 def test_one_that_restores_again_or_later_changes_nothing() -> None:

@@ -289,6 +289,8 @@ class Address:
 
 def _restore(memory: Memory, key: bytes, run_id: str, store: Any) -> None:
     memory.restore(SignedStore(store, key, prefix=name_run(run_id)))
+    if memory.now:
+        store.set(TRAINED, "")
 
 
 class Rendezvous:
