@@ -132,9 +132,16 @@ OUTAGES = (
     Mutation(
         "outage: newcomers do not wait for members",
         "crew/membership.py",
-        "        rendezvous.await_members()\n",
-        "",
+        "        rendezvous.await_members()\n        self.id",
+        "        self.id",
         RETURNS,
+    ),
+    Mutation(
+        "outage: newcomers that ask already do not wait for members in the next store",
+        "crew/membership.py",
+        "            if not own.epoch:\n",
+        "            if False:\n",
+        ("crew/test_admission.py",),
     ),
     Mutation(
         "outage: two workers of one number are let in",

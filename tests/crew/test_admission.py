@@ -426,6 +426,24 @@ def test_of_two_that_ask_with_one_number_the_one_that_has_trained_stays() -> Non
     look.ended.set()
 
 
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_who_has_not_trained_waits_for_members_before_each_ask(
+    monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    made, calls = Membership.__new__(Membership), list[str]()
+    made.rendezvous, made.min_workers = make_rendezvous(make_store()), 2
+    made.id, made.patience, made.ended = 7, Patience(60), threading.Event()
+    monkeypatch.setattr(
+        made.rendezvous, "await_members", lambda: calls.append("await"), raising=False
+    )
+    own = make_member(7, epoch=epoch)
+    decision = {"crew": "this", "epoch": 4, "guests": [], "members": [own.describe()]}
+    monkeypatch.setattr(membership, "ask", lambda *args, **more: calls.append("ask") or decision)
+    for _ in range(2):
+        made._ask(own, lambda: True)
+    assert calls == (["ask"] * 2 if epoch else ["await", "ask"] * 2)
+
+
 def test_survivors_follow_their_epoch_once_more_in_the_next_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -272,6 +272,8 @@ class Membership:
         """
         rendezvous, least = self.rendezvous, self.min_workers
         try:
+            if not own.epoch:
+                rendezvous.await_members()  # in the next store, too
             if rendezvous.find_last_begun() > own.epoch:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
