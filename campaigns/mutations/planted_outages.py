@@ -12,14 +12,14 @@ OUTAGES = (
     Mutation(
         "outage: the numbers of epochs begin anew",
         "crew/memory.py",
-        "        raise_to(store, EPOCHS, self.n_epochs + gap)\n",
+        "        raise_to(store, EPOCHS, self.n_epochs + gap, self.n_epochs + GAP)\n",
         "",
         MEMORY,
     ),
     Mutation(
         "outage: the numbers of workers begin anew",
         "crew/memory.py",
-        "        raise_to(store, IDS, self.n_ids + gap)\n",
+        "        raise_to(store, IDS, self.n_ids + gap, self.n_ids + GAP)\n",
         "",
         MEMORY,
     ),
@@ -33,8 +33,8 @@ OUTAGES = (
     Mutation(
         "outage: numbers grow with each member that restores them",
         "crew/memory.py",
-        "        store.plain.compare_set(name, str(found), str(least))\n",
-        "        store.add(name, least)\n",
+        "        store.plain.compare_set(name, str(found), str(number))\n",
+        "        store.add(name, number)\n",
         MEMORY,
     ),
     Mutation(

@@ -57,11 +57,11 @@ def test_one_that_restores_again_or_later_changes_nothing() -> None:
     assert read_all(store) == before
 
 
-def test_one_that_knows_of_later_numbers_raises_them() -> None:
+def test_one_that_knows_of_later_numbers_raises_them_beyond_all_that_were_given() -> None:
     store = make_store()
     make_memory().restore(store)
     make_memory(epoch=300, ids=(400,)).restore(store)
-    assert read_all(store) == {IDS: 401, EPOCHS: 300, BEGUN: 300, CREW: TOKEN}
+    assert read_all(store) == {IDS: 401 + GAP, EPOCHS: 300 + GAP, BEGUN: 300, CREW: TOKEN}
 
 
 class Interrupted:

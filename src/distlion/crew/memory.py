@@ -87,8 +87,8 @@ class Memory:
         if self.now:
             store.set(ALIVE, "back")
         # 2 the numbers that were given
-        raise_to(store, IDS, self.n_ids + gap)
-        raise_to(store, EPOCHS, self.n_epochs + gap)
+        raise_to(store, IDS, self.n_ids + gap, self.n_ids + GAP)
+        raise_to(store, EPOCHS, self.n_epochs + gap, self.n_epochs + GAP)
         # 3 the last epoch that has begun
         raise_begun(store, self.begun)
         # 4 the token
@@ -112,10 +112,10 @@ class Memory:
             )
 
 
-def raise_to(store: SignedStore, name: str, least: int) -> None:
-    """Raise a counter to a number, unless it is there or beyond."""
+def raise_to(store: SignedStore, name: str, least: int, number: int) -> None:
+    """Raise a counter to a number, unless it has come to the least one already."""
     while (found := store.add(name, 0)) < least:
-        store.plain.compare_set(name, str(found), str(least))
+        store.plain.compare_set(name, str(found), str(number))
 
 
 def read_begun(store: SignedStore) -> int:
