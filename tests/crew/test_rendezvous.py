@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,30 @@ def test_who_listens_and_never_answers_is_no_store(monkeypatch: pytest.MonkeyPat
         address = crew_store.Address(f"127.0.0.1:{mute.getsockname()[1]}", "run", 0.5)
         with pytest.raises(CrewError, match="no store answers"):
             address.connect()
+
+
+def test_waits_for_a_store_that_comes_and_goes_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, store = 0.0, host_store()
+    rendezvous = make_rendezvous(store.port)
+    rendezvous.end()
+
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 100
+        rendezvous._connections = SimpleNamespace(are_away=False)  # type: ignore[assignment]
+
+    def lose_store() -> bool:
+        away = SimpleNamespace(are_away=True, trouble=None)
+        rendezvous._connections = away  # type: ignore[assignment]
+        return rendezvous.await_back(dist.DistNetworkError("it is away"))
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=wait)
+    monkeypatch.setattr(crew_store, "time", clock)
+    for _ in range(2):
+        assert [lose_store() for _ in range(6)] == [True] * 6
+        with pytest.raises(CrewError, match="it stayed away for 600 s"):
+            lose_store()
+        rendezvous.note_entered()
 
 
 def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:

@@ -323,6 +323,7 @@ class Membership:
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
         self.step_s = settings.timeouts.step_s
+        self.rendezvous.note_entered()
         self.rendezvous.memory.note_begun(epoch.number)
         self.rendezvous.memory.now = epoch.describe()
         self.patience.rest()

@@ -332,6 +332,7 @@ class Rendezvous:
         self._address = Address(endpoint, run_id, store_timeout_s)
         self.name, self.address = f"{run_id!r} at {endpoint}", self._address.pair
         self._max_workers, self._store_wait_s = max_workers, store_wait_s
+        self._waited_s = 0.0
         self.memory = Memory()
         # Whether this worker saw the store before any epoch was begun in it, and the signs after.
         self._was_new, self._came_s = False, -math.inf
@@ -370,6 +371,8 @@ class Rendezvous:
     def await_back(self, error: Exception) -> bool:
         """Wait for a store that is away; return whether it was.
 
+        Waits add up until an epoch is entered, so that a store that comes and goes has an end too.
+
         Args:
             error: The error of a request, of which the store may be the cause.
 
@@ -377,7 +380,8 @@ class Rendezvous:
             CrewError: It stays away for ``store_wait_s``, or is of no use to this worker.
         """
         limit_s, was_away = self._store_wait_s, False
-        began_s = told_s = time.monotonic()
+        told_s = time.monotonic()
+        began_s = told_s - self._waited_s
         while self._connections.are_away:
             was_away = True
             if self.trouble is not None:
@@ -399,7 +403,12 @@ class Rendezvous:
                     self.address[1],
                 )
             time.sleep(_TRY_S)
+            self._waited_s = time.monotonic() - began_s
         return was_away
+
+    def note_entered(self) -> None:
+        """Note that this worker has what it needed from the store: an epoch."""
+        self._waited_s = 0.0
 
     @property
     def is_away(self) -> bool:
