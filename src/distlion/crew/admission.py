@@ -246,7 +246,8 @@ def refuse(
         elif each in doubles:
             why = (
                 f"the number {each.member.id} of this worker is another one's: the store was "
-                "started again, and this worker came before the members were back. Start it again"
+                "started again, and gave the number anew before the members were back. Start it "
+                "again, and it gets a new one"
             )
         store.set(each.answer, json.dumps({"refused": why}))
     withdraw(store, asks)
