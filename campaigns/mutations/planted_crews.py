@@ -219,7 +219,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: newcomers begin anew beside others that train",
         "crew/membership.py",
-        "if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():",
+        "if not first.epoch and rendezvous.is_somebody_alive():",
         "if False:",
         FOUND,
     ),

@@ -12,14 +12,14 @@ OUTAGES = (
     Mutation(
         "outage: the numbers of epochs begin anew",
         "crew/memory.py",
-        "        raise_to(store, EPOCHS, self.n_epochs + gap)\n",
+        "        raise_to(store, EPOCHS, self.n_epochs + gap, self.n_epochs + GAP)\n",
         "",
         MEMORY,
     ),
     Mutation(
         "outage: the numbers of workers begin anew",
         "crew/memory.py",
-        "        raise_to(store, IDS, self.n_ids + gap)\n",
+        "        raise_to(store, IDS, self.n_ids + gap, self.n_ids + GAP)\n",
         "",
         MEMORY,
     ),
@@ -33,8 +33,8 @@ OUTAGES = (
     Mutation(
         "outage: numbers grow with each member that restores them",
         "crew/memory.py",
-        "        store.plain.compare_set(name, str(found), str(least))\n",
-        "        store.add(name, least)\n",
+        "        store.plain.compare_set(name, str(found), str(number))\n",
+        "        store.add(name, number)\n",
         MEMORY,
     ),
     Mutation(
@@ -61,8 +61,15 @@ OUTAGES = (
     Mutation(
         "outage: silence counts while others come back",
         "wire/heartbeats.py",
-        "        self._heard, self._grace_s = {}, RETURN_S\n",
-        "        pass\n",
+        "{}, RETURN_S, absence_s\n",
+        "{}, 0.0, absence_s\n",
+        ("wire/test_heartbeats.py",),
+    ),
+    Mutation(
+        "outage: who finds the next store late is silent",
+        "wire/heartbeats.py",
+        "silent & self._returned if self._absence_s else silent",
+        "silent",
         ("wire/test_heartbeats.py",),
     ),
     Mutation(
@@ -125,9 +132,16 @@ OUTAGES = (
     Mutation(
         "outage: newcomers do not wait for members",
         "crew/membership.py",
-        "        rendezvous.await_members()\n",
-        "",
+        "        rendezvous.await_members()\n        self.id",
+        "        self.id",
         RETURNS,
+    ),
+    Mutation(
+        "outage: newcomers that ask already do not wait for members in the next store",
+        "crew/membership.py",
+        "            if not own.epoch:\n",
+        "            if False:\n",
+        ("crew/test_admission.py",),
     ),
     Mutation(
         "outage: two workers of one number are let in",

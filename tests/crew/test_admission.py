@@ -47,6 +47,7 @@ def make_rendezvous(store: Any, places: int = 9) -> Any:
         count_places=lambda n_members: places - n_members,
         find_last_begun=lambda: 3,
         say_alive=lambda word: None,
+        has_signs=False,
         is_somebody_alive=lambda: False,
         check_secret=lambda: None,
         check_open=lambda: None,
@@ -410,6 +411,37 @@ def test_of_two_that_ask_with_one_number_the_less_advanced_is_refused() -> None:
     decide_among(make_rendezvous(store), list_asks(store), min_workers=2)
     assert "Start it again" in store.get(double.answer)
     assert all(store.read(each.answer, json.loads)["epoch"] == 1 for each in trained)
+
+
+def test_of_two_that_ask_with_one_number_the_one_that_has_trained_stays() -> None:
+    store = make_store()
+    double = put_ask(store, 1, make_double(1), is_ready=True)
+    woken = put_ask(store, 2, make_member(1), is_ready=True)
+    members = make_epoch(store, 0, 2)
+    assert admission.list_ready(store, SETTINGS, members.members) == [woken]
+    look = make_lookout(store)
+    look._look_for_asks(members)
+    assert store.check([double.answer])
+    assert list_asks(store) == [woken]
+    look.ended.set()
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_who_has_not_trained_waits_for_members_before_each_ask(
+    monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    made, calls = Membership.__new__(Membership), list[str]()
+    made.rendezvous, made.min_workers = make_rendezvous(make_store()), 2
+    made.id, made.patience, made.ended = 7, Patience(60), threading.Event()
+    monkeypatch.setattr(
+        made.rendezvous, "await_members", lambda: calls.append("await"), raising=False
+    )
+    own = make_member(7, epoch=epoch)
+    decision = {"crew": "this", "epoch": 4, "guests": [], "members": [own.describe()]}
+    monkeypatch.setattr(membership, "ask", lambda *args, **more: calls.append("ask") or decision)
+    for _ in range(2):
+        made._ask(own, lambda: True)
+    assert calls == (["ask"] * 2 if epoch else ["await", "ask"] * 2)
 
 
 def test_survivors_follow_their_epoch_once_more_in_the_next_store(

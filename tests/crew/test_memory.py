@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from distlion.crew.memory import BEGUN, CREW, EPOCHS, GAP, IDS, NOW, Memory, read_begun
-from distlion.crew.store import SignedStore
+from distlion.crew.memory import ALIVE, BEGUN, CREW, EPOCHS, GAP, IDS, NOW, Memory, read_begun
+from distlion.crew.store import TRAINED, SignedStore, _restore
 from distlion.errors import CrewError
 
 TOKEN = "of this crew"
@@ -40,6 +40,14 @@ def test_members_restore_the_numbers_beyond_all_that_were_given_and_the_token() 
     assert store.plain.get(NOW) == b"epoch 7"
 
 
+def test_members_note_in_the_next_store_too_that_a_crew_has_trained() -> None:
+    plain = dist.HashStore()  # type: ignore[attr-defined]
+    _restore(Memory(), b"of this test", "run", plain)
+    assert not plain.check([TRAINED])
+    _restore(make_memory(), b"of this test", "run", plain)
+    assert plain.check([TRAINED])
+
+
 def test_one_that_restores_again_or_later_changes_nothing() -> None:
     store = make_store()
     make_memory().restore(store)
@@ -49,11 +57,11 @@ def test_one_that_restores_again_or_later_changes_nothing() -> None:
     assert read_all(store) == before
 
 
-def test_one_that_knows_of_later_numbers_raises_them() -> None:
+def test_one_that_knows_of_later_numbers_raises_them_beyond_all_that_were_given() -> None:
     store = make_store()
     make_memory().restore(store)
     make_memory(epoch=300, ids=(400,)).restore(store)
-    assert read_all(store) == {IDS: 401, EPOCHS: 300, BEGUN: 300, CREW: TOKEN}
+    assert read_all(store) == {IDS: 401 + GAP, EPOCHS: 300 + GAP, BEGUN: 300, CREW: TOKEN}
 
 
 class Interrupted:
@@ -93,19 +101,21 @@ def kill() -> None:
     raise KilledError
 
 
-@pytest.mark.parametrize("n_writes", range(5))
+@pytest.mark.parametrize("n_writes", range(6))
 def test_whoever_finds_the_token_can_rely_on_the_numbers(n_writes: int) -> None:
     plain = dist.HashStore()  # type: ignore[attr-defined]
     with pytest.raises(KilledError):
         make_memory().restore(make_store(Interrupted(plain, n_writes, kill)))
     found = read_all(make_store(plain))
+    # Who finds anything of it waits for more signs.
+    assert make_store(plain).check([ALIVE]) == (n_writes > 0)
     restored = {IDS: 5 + GAP, EPOCHS: 7 + GAP, BEGUN: 7, CREW: TOKEN}
     assert not found[CREW] or found == restored
     make_memory().restore(make_store(plain))
     assert read_all(make_store(plain)) == restored
 
 
-@pytest.mark.parametrize("n_writes", range(5))
+@pytest.mark.parametrize("n_writes", range(6))
 def test_several_that_restore_at_once_leave_what_one_does(n_writes: int) -> None:
     plain = dist.HashStore()  # type: ignore[attr-defined]
     other = make_store(plain)
@@ -115,7 +125,7 @@ def test_several_that_restore_at_once_leave_what_one_does(n_writes: int) -> None
     assert read_all(other) == {IDS: 5 + GAP, EPOCHS: 7 + GAP, BEGUN: 7, CREW: TOKEN}
 
 
-@pytest.mark.parametrize("n_writes", [0, 3])
+@pytest.mark.parametrize("n_writes", [0, 4])
 def test_another_crew_in_the_store_is_an_error_and_keeps_its_token(n_writes: int) -> None:
     plain = dist.HashStore()  # type: ignore[attr-defined]
     other = make_store(plain)
@@ -140,3 +150,4 @@ def test_before_the_first_epoch_those_in_the_decision_restore_its_number() -> No
     memory.restore(store)
     assert read_all(store) == {IDS: 2 + GAP, EPOCHS: 1 + GAP, BEGUN: 0, CREW: TOKEN}
     assert not store.check([NOW])
+    assert not store.check([ALIVE])

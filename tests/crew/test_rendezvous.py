@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ import torch.distributed as dist
 
 from crews import host_store
 from distlion.crew import carried, memory
-from distlion.crew.epoch import FormingError
+from distlion.crew import store as crew_store
+from distlion.crew.admission import Ask
+from distlion.crew.epoch import FormingError, Member
+from distlion.crew.membership import decide_among
 from distlion.crew.store import Rendezvous, SignedStore
 from distlion.errors import CrewError
 
@@ -83,6 +88,56 @@ def test_a_word_of_the_living_is_heard() -> None:
     assert rendezvous.is_somebody_alive()
     ended.set()
     living.join()
+
+
+def test_newcomers_begin_nothing_while_members_come_back_to_an_empty_store() -> None:
+    store = host_store()
+    rendezvous, other = make_rendezvous(store.port), make_rendezvous(store.port)
+    members = [{"id": each} for each in range(2)]
+    memory_of_member = memory.Memory(now="epoch 7")
+    memory_of_member.note_decision({"crew": "of the members", "epoch": 7, "members": members})
+    memory_of_member.note_begun(7)
+    asks = [Ask(each, Member(each, 0, 0, 17, "host", each)) for each in range(2)]
+    assert rendezvous.find_last_begun() == 0
+    memory_of_member.restore(other.store)
+    decide_among(rendezvous, asks, min_workers=2)
+    assert not any(other.store.check([each.answer]) for each in asks)
+    assert other.store.get(memory.CREW) == "of the members"
+    assert not rendezvous.memory.crew
+    rendezvous.end()
+    other.end()
+
+
+def test_who_listens_and_never_answers_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_store, "_NAME_SERVERS_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = crew_store.Address(f"127.0.0.1:{mute.getsockname()[1]}", "run", 0.5)
+        with pytest.raises(CrewError, match="no store answers"):
+            address.connect()
+
+
+def test_waits_for_a_store_that_comes_and_goes_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, store = 0.0, host_store()
+    rendezvous = make_rendezvous(store.port)
+    rendezvous.end()
+
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 100
+        rendezvous._connections = SimpleNamespace(are_away=False)  # type: ignore[assignment]
+
+    def lose_store() -> bool:
+        away = SimpleNamespace(are_away=True, trouble=None)
+        rendezvous._connections = away  # type: ignore[assignment]
+        return rendezvous.await_back(dist.DistNetworkError("it is away"))
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=wait)
+    monkeypatch.setattr(crew_store, "time", clock)
+    for _ in range(2):
+        assert [lose_store() for _ in range(6)] == [True] * 6
+        with pytest.raises(CrewError, match="it stayed away for 600 s"):
+            lose_store()
+        rendezvous.note_entered()
 
 
 def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:

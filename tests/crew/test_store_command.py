@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from distlion.crew import command
 from distlion.crew.store import MEMBERS_FIRST, TRAINED
+from distlion.errors import InvalidArgumentError
 
 
 class Kept(dist.HashStore):  # type: ignore[name-defined,misc]
@@ -59,6 +60,34 @@ def test_first_start_keeps_nobody_waiting_and_notes_that_a_crew_has_trained(
     monkeypatch.setattr(command, "time", Clock(look))
     command.run(["crew", "--state", str(state)])
     assert seen == [(False, False), (False, True)]
+
+
+def test_folder_of_the_state_is_made_and_a_store_outlives_its_loss(
+    kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "not" / "yet"
+
+    def look() -> None:
+        if folder.exists():
+            folder.rmdir()
+        kept.set(TRAINED, "")
+
+    monkeypatch.setattr(command, "time", Clock(look))
+    command.run(["crew", "--state", str(folder / "trained")])
+    said = capsys.readouterr().out
+    assert said.count("was not made") == 1
+    assert "the store has ended" in said
+
+
+@pytest.mark.parametrize("name", ["", ".", "file/trained", "/dev/null"])
+def test_what_cannot_be_the_file_of_the_state_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(command, "start_store", lambda port: pytest.fail("it was started"))
+    with pytest.raises(InvalidArgumentError, match="expected a file in a folder"):
+        command.run(["crew", "--state", name])
 
 
 @pytest.mark.parametrize("is_marked", [True, False], ids=["by hand", "by the file"])

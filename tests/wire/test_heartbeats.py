@@ -86,12 +86,37 @@ def test_one_that_was_held_up_itself_does_not_find_others_silent(clock: Clock) -
 
 
 def test_silence_counts_for_nothing_while_others_may_come_back_to_the_store(clock: Clock) -> None:
-    heard = Heartbeats(host_keys(), 0, 2, SILENCE_S)
+    store = host_keys()
+    heard = Heartbeats(store, 0, 2, SILENCE_S)
     heard.find_silent()
     assert look_for(heard, clock, SILENCE_S - BEAT_S) == ()
     heard.begin_anew()  # the store was away, and is empty
+    assert heard.find_silent() == ()
+    beat(store, 1, 1)
     assert look_for(heard, clock, RETURN_S - BEAT_S) == ()
     assert look_for(heard, clock, SILENCE_S) == (1,)
+
+
+@pytest.mark.parametrize("word", [None, 7], ids=["an empty store", "the same store"])
+def test_one_that_finds_the_next_store_late_counts_from_its_first_heartbeat(
+    word: int | None, clock: Clock
+) -> None:
+    store = host_keys()
+    if word is not None:
+        beat(store, 1, word)
+    heard = Heartbeats(store, 0, 2, SILENCE_S)
+    heard.begin_anew()
+    assert look_for(heard, clock, 5 * RETURN_S) == ()
+    beat(store, 1, 8)
+    assert look_for(heard, clock, SILENCE_S) == ()
+    assert look_for(heard, clock, 2 * BEAT_S) == (1,)
+
+
+def test_one_that_stays_absent_is_silent_where_nobody_waits_for_it_in_a_step(clock: Clock) -> None:
+    heard = Heartbeats(host_keys(), 0, 2, SILENCE_S)
+    heard.begin_anew(absence_s=5 * RETURN_S)
+    assert look_for(heard, clock, 5 * RETURN_S - BEAT_S) == ()
+    assert look_for(heard, clock, 2 * BEAT_S) == (1,)
 
 
 @pytest.mark.parametrize("rank", [0, 5, 39])

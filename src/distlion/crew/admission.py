@@ -199,12 +199,13 @@ def list_ready(store: SignedStore, settings: int, members: Sequence[Member]) -> 
 
 
 def find_doubles(asks: Sequence[Ask], members: Sequence[Member]) -> list[Ask]:
-    """Find workers that have the number of a member, or of a worker before them.
+    """Find workers that have the number of a member, or of another one that asks.
 
-    A store that has come back empty gives numbers anew until a member has restored it.
+    A store that has come back empty gives numbers anew until a member has restored it. Of two that
+    ask, the one that has trained longer keeps the number.
     """
     known, doubles = {each.id: (each.host, each.pid) for each in members}, []
-    for each in asks:
+    for each in sorted(asks, key=lambda each: each.member.epoch, reverse=True):
         place = each.member.host, each.member.pid
         if known.setdefault(each.member.id, place) != place:
             doubles.append(each)
@@ -245,7 +246,8 @@ def refuse(
         elif each in doubles:
             why = (
                 f"the number {each.member.id} of this worker is another one's: the store was "
-                "started again, and this worker came before the members were back. Start it again"
+                "started again, and gave the number anew before the members were back. Start it "
+                "again, and it gets a new one"
             )
         store.set(each.answer, json.dumps({"refused": why}))
     withdraw(store, asks)

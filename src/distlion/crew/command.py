@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from distlion.command_line import Parser, read_whole
 from distlion.crew.memory import NOW
 from distlion.crew.store import DEFAULT_PORT, MEMBERS_FIRST, TRAINED, name_run, start_store
+from distlion.errors import InvalidArgumentError
 
 _LOOK_S = 0.5
 MEMBERS_FIRST_S = 60
@@ -62,8 +64,11 @@ def run(arguments: Sequence[str]) -> None:
 
     Raises:
         CrewError: The port is taken.
+        InvalidArgumentError: The file of the state cannot be one.
     """
     asked = make_parser().parse_args(arguments[1:])
+    if asked.state is not None:
+        _prepare(asked.state)
     is_known = asked.state is None or asked.state.exists()
     first_s = asked.members_first
     if asked.state is not None and is_known:
@@ -84,10 +89,32 @@ def run(arguments: Sequence[str]) -> None:
                 store.delete_key(MEMBERS_FIRST)
                 first_s = 0
             if not is_known and store.check([TRAINED]):
-                asked.state.touch()
                 is_known = True
+                _note(asked.state)
             time.sleep(_LOOK_S)
     _print("the store has ended")
+
+
+def _prepare(state: Path) -> None:
+    """See that the file of the state can be made."""
+    wanted = f"--state {state}: expected a file in a folder that can be written"
+    try:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        is_other = state.exists() and not state.is_file()
+    except OSError as error:
+        raise InvalidArgumentError(f"{wanted} ({error})") from error
+    if is_other:
+        raise InvalidArgumentError(f"{wanted}, and it is none")
+    if not os.access(state.parent, os.W_OK):
+        raise InvalidArgumentError(wanted)
+
+
+def _note(state: Path) -> None:
+    """Note that a crew has trained."""
+    try:
+        state.touch()
+    except OSError as error:  # members need the store more than the file
+        _print(f"--state {state} was not made ({error}); start the next store with --members-first")
 
 
 def _print(line: str) -> None:

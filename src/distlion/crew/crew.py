@@ -44,7 +44,7 @@ logger = logging.getLogger("distlion")
 
 
 def have_all_finished(
-    epoch: Epoch, optimizer: CrewLion, *, silence_s: float, grace_s: float = 0.0
+    epoch: Epoch, optimizer: CrewLion, *, silence_s: float, absence_s: float = 0.0
 ) -> bool:
     """Wait; return False if a member was lost, failed in its last step, or fell silent.
 
@@ -54,11 +54,11 @@ def have_all_finished(
         epoch: The present epoch.
         optimizer: This worker's optimizer.
         silence_s: Seconds without a heartbeat after which a member is silent.
-        grace_s: Seconds in which others may come back to the store, and none is silent.
+        absence_s: Seconds in which others may come back to a store that was away; 0 for none.
     """
     heartbeats = listen(epoch, silence_s=silence_s)
-    if grace_s:
-        heartbeats.begin_anew()
+    if absence_s:
+        heartbeats.begin_anew(absence_s)
     names, store = epoch.names, epoch.store
     store.set(f"finished/{names[epoch.rank]}", "")
     left = list(range(len(names)))
@@ -397,10 +397,11 @@ class Crew:
         """
         rendezvous, silence_s = self._membership.rendezvous, self._membership.silence_s
         while True:
-            grace_s = rendezvous.find_grace_s()
+            # Nobody waits in a step for a member that never comes back.
+            absence_s = self._membership.step_s if rendezvous.was_away else 0.0
             try:
                 return have_all_finished(
-                    self.epoch, optimizer, silence_s=silence_s, grace_s=grace_s
+                    self.epoch, optimizer, silence_s=silence_s, absence_s=absence_s
                 )
             except DistError as error:
                 try:

@@ -18,8 +18,8 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -198,15 +198,12 @@ class Connections:
         """Make a connection that is cut with the others."""
         before = _list_sockets()
         made = self._connect()
-        for number, _ in _list_sockets() - before:
+        limit = struct.pack("ll", int(self._limit_s), int(self._limit_s % 1 * 1e6))
+        for found in _find_connections(made.port, before):
+            self._sockets.append(found)
             with suppress(OSError):
-                found = socket.socket(fileno=os.dup(number))
-                # Another thread may have opened one meanwhile.
-                if found.getpeername()[1] == made.port:
-                    self._sockets.append(found)
-                    limit = struct.pack("ll", int(self._limit_s), int(self._limit_s % 1 * 1e6))
-                    # A wait with this limit begins anew when a stopped process continues.
-                    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                # A wait with this limit begins anew when a stopped process continues.
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         return made
 
     @property
@@ -292,6 +289,49 @@ def _list_sockets() -> set[tuple[int, int]]:
                 if stat.S_ISSOCK(status.st_mode):
                     found.add((int(name), status.st_ino))
     return found
+
+
+def _find_connections(port: int, before: set[tuple[int, int]]) -> list[socket.socket]:
+    """Find new connections to a port, as sockets to close; other threads may have made others."""
+    connections = []
+    for number, _ in _list_sockets() - before:
+        with suppress(OSError):
+            found = socket.socket(fileno=os.dup(number))
+            try:
+                is_new = found.getpeername()[1] == port
+            except OSError:
+                is_new = False
+            if is_new:
+                connections.append(found)
+            else:
+                found.close()
+    return connections
+
+
+@contextmanager
+def cut_after(limit_s: float, port: int) -> Iterator[None]:
+    """Let an attempt to connect fail in time; torch waits for a first answer without end.
+
+    Args:
+        limit_s: Seconds for the attempt.
+        port: The port at which the store should listen.
+    """
+    before, done = _list_sockets(), threading.Event()
+
+    def cut() -> None:
+        wait_s = limit_s
+        while not done.wait(wait_s):
+            wait_s = min(_TRY_S, limit_s)  # torch may try once more
+            for found in _find_connections(port, before):
+                with suppress(OSError):
+                    found.shutdown(socket.SHUT_RDWR)
+                found.close()
+
+    threading.Thread(target=cut, name="distlion store connects", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _keep_up(

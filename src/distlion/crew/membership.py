@@ -124,6 +124,7 @@ class Membership:
         carried: The objects that newcomers take the state of.
         changes: The changes of members so far.
         patience: The limits of its wait for an epoch.
+        step_s: Seconds that a step may take, by the settings of the optimizer.
         ended: Event that is set once this worker has finished or left.
 
     Raises:
@@ -150,7 +151,7 @@ class Membership:
         self.patience = Patience(wait_timeout_s if self.lanes.leads else math.inf)
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
-        self._others_until_s = 0.0
+        self._others_until_s = self.step_s = 0.0
         self._lookout = Lookout(rendezvous, self.id, self.lanes)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
@@ -271,6 +272,8 @@ class Membership:
         """
         rendezvous, least = self.rendezvous, self.min_workers
         try:
+            if not own.epoch:
+                rendezvous.await_members()  # in the next store, too
             if rendezvous.find_last_begun() > own.epoch:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
@@ -319,6 +322,8 @@ class Membership:
         """
         self.changes.note_epoch(epoch, seconds=seconds)
         self._epoch, self._others_until_s = epoch, 0.0
+        self.step_s = settings.timeouts.step_s
+        self.rendezvous.note_entered()
         self.rendezvous.memory.note_begun(epoch.number)
         self.rendezvous.memory.now = epoch.describe()
         self.patience.rest()
@@ -375,9 +380,9 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
         and (not first.epoch or each.member.settings == first.settings)
         and each not in doubles
     ]
-    if len(alike) >= min_workers:
+    if len(alike) >= min_workers and not rendezvous.has_signs:
         rendezvous.name_crew()  # before the look for others, who may be back by now
-    if not first.epoch and rendezvous.find_last_begun() and rendezvous.is_somebody_alive():
+    if not first.epoch and rendezvous.is_somebody_alive():
         return
     refuse(rendezvous.store, [each for each in asks if each not in alike], first, doubles)
     if len(alike) >= min_workers:

@@ -2,15 +2,18 @@
 
 Each member that comes back does, over its new connection and before anything else:
 
-    1 raise     the numbers of workers and epochs, beyond all that were given
-    2 raise     the number of the last epoch that has begun
-    3 set       the crew's token, unless there is one
+    1 set       a sign that a worker is alive which has trained
+    2 raise     the numbers of workers and epochs, beyond all that were given
+    3 raise     the number of the last epoch that has begun
+    4 set       the crew's token, unless there is one
 
-All three may be done by several members at once, and again: counters only rise, and the first token
+All four may be done by several members at once, and again: counters only rise, and the first token
 counts. A member that dies on the way leaves numbers that are too high, and nothing else. The token
-comes last, so that whoever finds it can rely on the numbers. Another token is that of workers who
-came to the empty store before any member, and have begun a new run in it: a member then ends with
-CrewError, and the two runs never meet. Newcomers restore nothing. They wait for members.
+comes last, so that whoever finds it can rely on the numbers. The sign comes first, so that
+newcomers which find the rest wait for the next sign, and begin nothing under this token. Another
+token is that of workers who came to the empty store before any member, and have begun a new run in
+it: a member then ends with CrewError, and the two runs never meet. Newcomers restore nothing. They
+wait for members.
 
 Whether the run is over is not restored: then nobody is left to do so.
 """
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 IDS, EPOCHS, CREW, BEGUN, NOW = "ids", "epochs", "crew", "begun", "now"
 """Keys: counters of workers' numbers and of epochs' numbers that were given, the token, the last
 epoch that has begun, and a line about the present members."""
+ALIVE = "alive"
+"""Key of the latest sign of a worker that has trained."""
 GAP = 100
 """Numbers left out, as others may have been given some that this member has not heard of."""
 
@@ -78,12 +83,15 @@ class Memory:
         found = store.get(CREW) if store.check([CREW]) else ""
         self._check(found or self.crew)
         gap = 0 if found else GAP
-        # 1 the numbers that were given
-        raise_to(store, IDS, self.n_ids + gap)
-        raise_to(store, EPOCHS, self.n_epochs + gap)
-        # 2 the last epoch that has begun
+        # 1 the sign; the next ones come from the lookout
+        if self.now:
+            store.set(ALIVE, "back")
+        # 2 the numbers that were given
+        raise_to(store, IDS, self.n_ids + gap, self.n_ids + GAP)
+        raise_to(store, EPOCHS, self.n_epochs + gap, self.n_epochs + GAP)
+        # 3 the last epoch that has begun
         raise_begun(store, self.begun)
-        # 3 the token
+        # 4 the token
         if not found:
             self._check(store.compare_set(CREW, "", self.crew))
             if self.now:
@@ -104,10 +112,10 @@ class Memory:
             )
 
 
-def raise_to(store: SignedStore, name: str, least: int) -> None:
-    """Raise a counter to a number, unless it is there or beyond."""
+def raise_to(store: SignedStore, name: str, least: int, number: int) -> None:
+    """Raise a counter to a number, unless it has come to the least one already."""
     while (found := store.add(name, 0)) < least:
-        store.plain.compare_set(name, str(found), str(least))
+        store.plain.compare_set(name, str(found), str(number))
 
 
 def read_begun(store: SignedStore) -> int:

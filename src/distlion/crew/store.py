@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import os
 import re
 import socket
@@ -21,8 +22,8 @@ import torch.distributed as dist
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
-from distlion.crew.lifeline import Lifeline
-from distlion.crew.memory import CREW, NOW, Memory, raise_begun, read_begun
+from distlion.crew.lifeline import Lifeline, cut_after
+from distlion.crew.memory import ALIVE, CREW, NOW, Memory, raise_begun, read_begun
 from distlion.errors import CrewError, InvalidArgumentError, UnsupportedTypeError
 from distlion.wire.heartbeats import RETURN_S
 
@@ -180,12 +181,12 @@ DEFAULT_PORT = 29400
 STORE_TIMEOUT_S = 5.0
 """Seconds that a store may be silent, unless the caller says otherwise."""
 _NAME_SERVERS_S = 30
-"""Seconds for torch's lookup of the name of each address that it connects to."""
+"""Seconds for torch's lookup of the name of each address that it connects to, and for an answer."""
 _TRY_S = 0.1
 MOST_WORKERS = 1024
 ALIVE_S = 2.0
 """Seconds within which workers show several times that they are alive."""
-_ALIVE, _OVER, _SIGNED = "alive", "over", "signed"
+_OVER, _SIGNED = "over", "signed"
 MEMBERS_FIRST, TRAINED = "distlion/members first", "distlion/trained"
 """Keys, of no run: newcomers have to wait for members that come back, and some crew has trained."""
 STORE_WAIT_S = 600.0
@@ -265,7 +266,8 @@ class Address:
         host, port = self.pair
         limit = timedelta(seconds=_NAME_SERVERS_S)
         try:
-            store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
+            with cut_after(max(_NAME_SERVERS_S, self.timeout_s), port):
+                store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
         except (RuntimeError, ValueError) as error:
             raise self._make_no_store_error() from error
         store.set_timeout(timedelta(seconds=self.timeout_s))
@@ -287,6 +289,8 @@ class Address:
 
 def _restore(memory: Memory, key: bytes, run_id: str, store: Any) -> None:
     memory.restore(SignedStore(store, key, prefix=name_run(run_id)))
+    if memory.now:
+        store.set(TRAINED, "")
 
 
 class Rendezvous:
@@ -328,7 +332,10 @@ class Rendezvous:
         self._address = Address(endpoint, run_id, store_timeout_s)
         self.name, self.address = f"{run_id!r} at {endpoint}", self._address.pair
         self._max_workers, self._store_wait_s = max_workers, store_wait_s
+        self._waited_s = 0.0
         self.memory = Memory()
+        # Whether this worker saw the store before any epoch was begun in it, and the signs after.
+        self._was_new, self._came_s = False, -math.inf
         self._address.await_store()
         began_s = time.monotonic()
         key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
@@ -364,6 +371,8 @@ class Rendezvous:
     def await_back(self, error: Exception) -> bool:
         """Wait for a store that is away; return whether it was.
 
+        Waits add up until an epoch is entered, so that a store that comes and goes has an end too.
+
         Args:
             error: The error of a request, of which the store may be the cause.
 
@@ -371,7 +380,8 @@ class Rendezvous:
             CrewError: It stays away for ``store_wait_s``, or is of no use to this worker.
         """
         limit_s, was_away = self._store_wait_s, False
-        began_s = told_s = time.monotonic()
+        told_s = time.monotonic()
+        began_s = told_s - self._waited_s
         while self._connections.are_away:
             was_away = True
             if self.trouble is not None:
@@ -393,12 +403,22 @@ class Rendezvous:
                     self.address[1],
                 )
             time.sleep(_TRY_S)
+            self._waited_s = time.monotonic() - began_s
         return was_away
+
+    def note_entered(self) -> None:
+        """Note that this worker has what it needed from the store: an epoch."""
+        self._waited_s = 0.0
 
     @property
     def is_away(self) -> bool:
         """True while the store is away."""
         return self._connections.are_away
+
+    @property
+    def was_away(self) -> bool:
+        """True if this store is not the first one of this worker."""
+        return self._connections.back_s > -math.inf
 
     def find_grace_s(self) -> float:
         """Return the seconds that others may still need to come back to the store."""
@@ -473,16 +493,28 @@ class Rendezvous:
 
     def say_alive(self, word: str) -> None:
         """Show that a worker that has trained is alive."""
-        self.store.set(_ALIVE, word)
+        self.store.set(ALIVE, word)
+
+    @property
+    def has_signs(self) -> bool:
+        """True if a worker that has trained is in this store, or was."""
+        return self.store.check([ALIVE])
 
     def is_somebody_alive(self) -> bool:
-        """Wait for the next sign of a worker that has trained; return False if none comes."""
-        if not self.store.check([_ALIVE]):
+        """Wait for the next sign of a worker that has trained; return False if none comes.
+
+        Where such workers have just come, as back to an empty store, more of them may come.
+        """
+        if not self.has_signs:
             return False
-        before, until_s = self.store.get(_ALIVE), time.monotonic() + ALIVE_S
+        if self._was_new:
+            self._was_new, self._came_s = False, time.monotonic()
+        if time.monotonic() < self._came_s + RETURN_S:
+            return True
+        before, until_s = self.store.get(ALIVE), time.monotonic() + ALIVE_S
         while time.monotonic() < until_s:
             time.sleep(ALIVE_S / 20)
-            if self.store.get(_ALIVE) != before:
+            if self.store.get(ALIVE) != before:
                 return True
         return False
 
@@ -492,7 +524,9 @@ class Rendezvous:
         Later numbers may be given, but unused. In a store that has come back empty, the last one
         that this worker has heard of counts.
         """
-        self.memory.note_begun(read_begun(self.store))
+        found = read_begun(self.store)
+        self._was_new |= not found
+        self.memory.note_begun(found)
         return self.memory.begun
 
     def count_places(self, n_members: int) -> int:

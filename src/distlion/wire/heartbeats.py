@@ -7,6 +7,7 @@ that waits reads those of a few others, so that the load of the store grows with
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -45,7 +46,9 @@ class Heartbeats:
         silence_s: The argument.
 
     Notes:
-        Silence counts for nothing while the store is away, and for ``RETURN_S`` after that.
+        Silence counts for nothing while the store is away, and for ``RETURN_S`` after that. A
+        member may find the next store much later than this one, and trains meanwhile: its silence
+        counts from its first heartbeat there.
 
         Seconds between two looks count for little where they are many: then this worker was held up
         itself, and so may have been the others, and what they wrote may still be under way.
@@ -57,11 +60,17 @@ class Heartbeats:
         self._next = [(rank + place) % world_size for place in range(1, n_heard + 1)]
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._looked_s = time.monotonic()
-        self._grace_s = 0.0
+        self._grace_s = self._absence_s = 0.0
+        self._returned: set[int] = set()
 
-    def begin_anew(self) -> None:
-        """Note that the store was away: others may come back to it later than this member."""
-        self._heard, self._grace_s = {}, RETURN_S
+    def begin_anew(self, absence_s: float = math.inf) -> None:
+        """Note that the store was away: others may come back to it later than this member.
+
+        Args:
+            absence_s: Seconds after which those that have not come back are silent too.
+        """
+        self._heard, self._grace_s, self._absence_s = {}, RETURN_S, absence_s
+        self._returned.clear()
 
     def find_silent(self, ranks: Iterable[int] | None = None) -> tuple[int, ...]:
         """Look at the heartbeats; return the members that have been silent for too long.
@@ -76,11 +85,14 @@ class Heartbeats:
             word = self._read(rank)
             last, silent_s = before.get(rank, (None, 0.0))
             self._heard[rank] = word, silent_s + passed_s if word == last else 0.0
+            if last not in (None, word):
+                self._returned.add(rank)
         self._grace_s = max(0.0, self._grace_s - passed_s)
+        self._absence_s = max(0.0, self._absence_s - passed_s)
         if self._grace_s:
             return ()
-        silent = [rank for rank, (_, for_s) in self._heard.items() if for_s >= self.silence_s]
-        return tuple(sorted(silent))
+        silent = {rank for rank, (_, for_s) in self._heard.items() if for_s >= self.silence_s}
+        return tuple(sorted(silent & self._returned if self._absence_s else silent))
 
     def _read(self, rank: int) -> bytes:
         """Return a member's last heartbeat, empty before the first."""
