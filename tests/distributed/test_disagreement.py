@@ -93,7 +93,7 @@ def with_version(version: str) -> distlion.DistributedLion:
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("importlib", "distlion"):
             for key, value in list(vars(module).items()):
-                if value is genuine:
+                if value is genuine or getattr(value, "__wrapped__", None) is genuine:
                     setattr(module, key, pretend)
                 elif key == "__version__":
                     setattr(module, key, version)
