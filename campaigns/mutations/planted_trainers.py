@@ -115,8 +115,15 @@ TRAINERS = (
     Mutation(
         "trainers: a newcomer of a crew counts from 0",
         CREW,
-        "        self.state.global_step = self._member.committed_step\n",
-        "",
+        "        state.global_step = self._optimizer.committed_step\n",
+        "        pass\n",
+        MEMBERS,
+    ),
+    Mutation(
+        "trainers: a newcomer of a crew takes its first loss for that of all steps",
+        CREW,
+        "_globalstep_last_logged += self._optimizer.committed_step - state.global_step",
+        "_globalstep_last_logged += 0",
         MEMBERS,
     ),
     Mutation(

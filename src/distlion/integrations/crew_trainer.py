@@ -32,7 +32,6 @@ _OVERRIDDEN = (
     "create_optimizer",
     "train",
     "set_initial_training_values",
-    "_init_training_state",
     "_save",
     "_save_optimizer_and_scheduler",
 )
@@ -42,8 +41,8 @@ check_trainer(Trainer, _OVERRIDDEN)
 class CrewMixin(Trainer):  # type: ignore[misc]
     """A mixin to put before a Trainer, which then trains as a member of a crew.
 
-    Start each member by itself, with ``python``. ``state.global_step`` is the crew's committed
-    step: a newcomer begins with those that the others have taken, and ends where they do.
+    Start each member by itself, with ``python``. After each step ``state.global_step`` is the
+    crew's committed step: a newcomer goes on from where the others are, and ends where they do.
 
     Raises:
         MissingDependencyError: transformers, accelerate or TRL has another major version.
@@ -129,11 +128,6 @@ class CrewMixin(Trainer):  # type: ignore[misc]
         """Let the passes over the data go on until the crew has taken its steps."""
         _, *rest = super().set_initial_training_values(*args, **kwargs)
         return (sys.maxsize, *rest)
-
-    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        begun: tuple[int, int] = super()._init_training_state(*args, **kwargs)
-        self.state.global_step = self._member.committed_step
-        return begun
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         # transformers asks the process group whether to write, and each member has files of its
