@@ -317,7 +317,7 @@ CREW_MUTATIONS = (
     ),
     Mutation(
         "crew: any secret will do",
-        "crew/store.py",
+        "crew/signed.py",
         "if not hmac.compare_digest(tag.encode(), self.sign(name, text).encode()):",
         "if False:",
         ADMISSION,

@@ -22,7 +22,7 @@ from distlion.crew.epoch import Epoch, Member, TooFewError
 from distlion.crew.lanes import OneLane
 from distlion.crew.membership import Membership, Patience, decide_among
 from distlion.crew.memory import Memory
-from distlion.crew.store import SignedStore
+from distlion.crew.signed import SignedStore
 from distlion.errors import CrewError
 
 SETTINGS = 17

@@ -13,7 +13,7 @@ import distlion
 from crews import host_store
 from distlion.crew.changes import Changes
 from distlion.crew.epoch import Epoch, Member
-from distlion.crew.store import SignedStore
+from distlion.crew.signed import SignedStore
 from distlion.errors import CrewError, PeerLostError, StepTimeoutError
 
 STORE = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]

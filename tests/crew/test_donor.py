@@ -24,7 +24,7 @@ from distlion.crew.epoch import Epoch, Member, order_members
 from distlion.crew.offers import Announcements, announce, name_join
 from distlion.crew.replies import StepReply
 from distlion.crew.side_link import Listener, SideLink, dial
-from distlion.crew.store import SignedStore
+from distlion.crew.signed import SignedStore
 from replied_run import Run, make_replica
 
 NEWCOMER, OWN, NUMBER = 7, 0, 1

@@ -16,7 +16,8 @@ from distlion.crew.admission import Ask
 from distlion.crew.epoch import Epoch, FormingError, Member, TooFewError
 from distlion.crew.lanes import Lanes
 from distlion.crew.membership import decide_among
-from distlion.crew.store import Address, Rendezvous, SignedStore, name_epoch
+from distlion.crew.signed import SignedStore
+from distlion.crew.store import Address, Rendezvous, name_epoch
 from distlion.errors import CrewError
 from distlion.wire.heartbeats import Heartbeats, beat
 

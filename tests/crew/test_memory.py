@@ -8,7 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from distlion.crew.memory import ALIVE, BEGUN, CREW, EPOCHS, GAP, IDS, NOW, Memory, read_begun
-from distlion.crew.store import TRAINED, SignedStore, _restore
+from distlion.crew.signed import SignedStore
+from distlion.crew.store import TRAINED, _restore
 from distlion.errors import CrewError
 
 TOKEN = "of this crew"

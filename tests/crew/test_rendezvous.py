@@ -16,7 +16,8 @@ from distlion.crew import store as crew_store
 from distlion.crew.admission import Ask
 from distlion.crew.epoch import FormingError, Member
 from distlion.crew.membership import decide_among
-from distlion.crew.store import Rendezvous, SignedStore
+from distlion.crew.signed import SignedStore
+from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
 
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from distlion.crew.epoch import STRANGER, Member, TooFewError
-from distlion.crew.store import Rendezvous, SignedStore
+from distlion.crew.signed import SignedStore
+from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.crew.epoch import FormingError
-from distlion.crew.store import SignedStore
+from distlion.crew.signed import SignedStore
 from distlion.errors import CheckpointError, CrewError, InvalidArgumentError
 from distlion.optim.saved_groups import WORKER_KEY
 

@@ -20,7 +20,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.crew.memory import IDS
-from distlion.crew.store import SignedStore
+from distlion.crew.signed import SignedStore
 from distlion.errors import CrewError
 from distlion.votes.roster import Roster
 from distlion.wire.groups import drop_store, keep, keep_store

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from distlion.errors import CrewError
 
 if TYPE_CHECKING:
-    from distlion.crew.store import SignedStore
+    from distlion.crew.signed import SignedStore
 
 IDS, EPOCHS, CREW, BEGUN, NOW = "ids", "epochs", "crew", "begun", "now"
 """Keys: counters of workers' numbers and of epochs' numbers that were given, the token, the last
@@ -57,7 +57,8 @@ class Memory:
 
     def note_decision(self, decision: Mapping[str, Any]) -> None:
         """Note an epoch that this worker is in."""
-        self.crew = decision["crew"]
+        # The first process of a member restores the store, and tells the others no token.
+        self.crew = decision.get("crew", "")
         self.note_ids(record["id"] for record in decision["members"])
         self.n_epochs = max(self.n_epochs, decision["epoch"])
 

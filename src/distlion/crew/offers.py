@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from distlion.crew.epoch import Member
-from distlion.crew.store import SignedStore
+from distlion.crew.signed import SignedStore
 from distlion.errors import CrewError
 
 logger = logging.getLogger("distlion")
