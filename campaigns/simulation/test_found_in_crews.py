@@ -183,7 +183,7 @@ def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
 
 def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where members form an epoch for so long that nobody lets newcomers in."""
-    look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER)
+    look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER) + 1
 
     def look_at_first(lookout: Lookout, epoch: Epoch) -> bool:
         return epoch.number < last_seen and look(lookout, epoch)
