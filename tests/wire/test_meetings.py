@@ -352,13 +352,15 @@ def test_the_port_is_one_of_the_given_range(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_fork_keeps_no_port_open() -> None:
     store, coming, _ = begin()
-    go = os.pipe()
+    go, runs = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.close(go[1])
+        os.write(runs[1], b"x")  # it has closed its copies by now
         os.read(go[0], 1)
         os._exit(0)
     try:
+        assert os.read(runs[0], 1) == b"x"
         meet(store, 1, 2, timeout_s=LIMIT_S)
         coming.result()
         with pytest.raises(ConnectionRefusedError):
