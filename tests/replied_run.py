@@ -82,7 +82,7 @@ class Run:
             generator = torch.Generator().manual_seed(97 * self.step + 7 * index + row)
             param = self.trained[index].local().detach()
             grad = torch.randn(param.shape, generator=generator).to(param.dtype)
-            # In some steps nobody votes on a parameter, or only one worker does.
+            # Some parameters have no vote in a step, and some have one.
             abstains = (self.step + index) % 4 == 0 and (row or self.step % 3 == 0)
             momentum = self.momenta[row][index].contiguous()
             yield Segment(slot, param, None if abstains else grad, momentum, now)

@@ -1,4 +1,4 @@
-"""What members restore in a store that has come back empty, several at once or cut short."""
+"""Members restore an empty store: one of them, several at once, and one that dies midway."""
 
 from __future__ import annotations
 

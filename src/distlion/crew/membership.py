@@ -286,7 +286,7 @@ class Membership:
                 decide=partial(decide_among, rendezvous, min_workers=least),
                 is_ready=is_ready,
             )
-            found = read_decision(rendezvous, decision, own)
+            found = take_decision(rendezvous, decision, own)
         except (CrewError, DistError):
             raise
         except RuntimeError as error:
@@ -451,7 +451,7 @@ def follow(
         if rendezvous.is_away:
             raise
         return None
-    return read_decision(rendezvous, decision, own)
+    return take_decision(rendezvous, decision, own)
 
 
 def _decide(rendezvous: Rendezvous, before: Epoch, records: list[dict[str, Any]]) -> None:
@@ -484,13 +484,20 @@ def _find_most_advanced(records: list[dict[str, Any]]) -> list[int]:
     return [member.id for member in members if member.progress == best]
 
 
+def take_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
+    """Make the epoch of a decision, and note it for a store that comes back."""
+    found = read_decision(rendezvous, decision, own)
+    if found is not None:
+        rendezvous.memory.note_decision(decision)
+    return found
+
+
 def read_decision(rendezvous: Rendezvous, decision: Mapping[str, Any], own: Member) -> Epoch | None:
     """Make the epoch of a decision; return None if this worker is not in it."""
     members = order_members([Member(**record) for record in decision["members"]])
     ids = [member.id for member in members]
     if own.id not in ids:
         return None
-    rendezvous.memory.note_decision(decision)
     number, guests = decision["epoch"], decision["guests"]
     ranks = tuple(rank for rank, each in enumerate(ids) if each in guests)
     store = rendezvous.store.at(name_epoch(number))

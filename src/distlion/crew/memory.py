@@ -57,8 +57,7 @@ class Memory:
 
     def note_decision(self, decision: Mapping[str, Any]) -> None:
         """Note an epoch that this worker is in."""
-        # The first process of a member restores the store, and tells the others no token.
-        self.crew = decision.get("crew", "")
+        self.crew = decision["crew"]
         self.note_ids(record["id"] for record in decision["members"])
         self.n_epochs = max(self.n_epochs, decision["epoch"])
 

@@ -55,15 +55,13 @@ def check_votes(optimizer: Any, where: str) -> Voter:
     Raises:
         UnsupportedTypeError: It does not vote: replicas would diverge.
     """
-    while not isinstance(optimizer, Voter):
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            raise UnsupportedTypeError(
-                f"the optimizer is a {type(optimizer).__name__}, which does not vote, and {where} "
-                "averages no gradients, so replicas would diverge; make it a "
-                "distlion.DistributedLion or a distlion.LocalSteps"
-            )
-        optimizer = inner
+    optimizer = _unwrap(optimizer, Voter)
+    if not isinstance(optimizer, Voter):
+        raise UnsupportedTypeError(
+            f"the optimizer is a {type(optimizer).__name__}, which does not vote, and {where} "
+            "averages no gradients, so replicas would diverge; make it a "
+            "distlion.DistributedLion or a distlion.LocalSteps"
+        )
     return optimizer
 
 
@@ -73,15 +71,20 @@ def check_retries(optimizer: Any) -> RetryingLion:
     Raises:
         UnsupportedTypeError: It is no crew's, or does not try its steps again.
     """
-    while not isinstance(optimizer, RetryingLion):
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            raise UnsupportedTypeError(
-                f"the optimizer is a {type(optimizer).__name__}, and this trainer ignores what "
-                "step() returns where members of a crew change; give it "
-                "crew.optimizer(..., retry=True)"
-            )
-        optimizer = inner
+    optimizer = _unwrap(optimizer, RetryingLion)
+    if not isinstance(optimizer, RetryingLion):
+        raise UnsupportedTypeError(
+            f"the optimizer is a {type(optimizer).__name__}, and this trainer ignores what "
+            "step() returns where members of a crew change; give it "
+            "crew.optimizer(..., retry=True)"
+        )
+    return optimizer
+
+
+def _unwrap(optimizer: Any, kind: Any) -> Any:
+    """Return the optimizer inside of wrappers, the first of this kind or the innermost one."""
+    while not isinstance(optimizer, kind) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
     return optimizer
 
 

@@ -47,7 +47,7 @@ _MOST_AT_ONCE = 32
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Until a member that closed a connection is dialed again: as it does of the oldest of many."""
 _Wait = tuple[socket.socket | None, int, float]
-"""What a task waits for: an event of a socket, and the time when it has been waited for in vain."""
+"""What a task waits for: a socket, the event there, and the time at which the wait ends."""
 _Task = Generator[_Wait, None, None]
 
 
@@ -363,7 +363,7 @@ def _listen(store: Any) -> list[socket.socket]:
 
 
 _port = 0
-"""Where this process has listened last: its groups have one port, one after the other."""
+"""The port of the last group of this process; the next group tries it first."""
 
 
 def _find_store(store: Any) -> tuple[str, int] | None:
