@@ -28,7 +28,7 @@ LOCAL_CREWS = (
         "crew/local_steps.py",
         "        if epoch.takes_parameters:\n            self._begin",
         "        if epoch.takes_parameters and not epoch.is_behind:\n            self._begin",
-        CREW,
+        BEHIND,
     ),
     Mutation(
         "survivors of a crew leave out the vote that failed",

@@ -29,15 +29,18 @@ def miss(rank: int, size: int, port: int, call: str) -> dict[str, Any]:
     """Rank 0 is killed in a vote whose outcome rank 2 takes and rank 1 does not.
 
     The vote is one of ``vote()``, and rank 2 is in ``step()`` when it meets rank 1 again; or the
-    other way round; or it is one that all give up.
+    other way round; or it is one that all give up; or it is the last one, and rank 2 has finished.
     """
     crew, store = make_crew(port, min_workers=2, max_workers=size), connect(port)
     options: dict[str, Any] = {"nonfinite": "skip"} if call == "skip" else {}
+    if call == "last":  # a scheduler would be taken with its last step, and then step again
+        options["schedules"] = False
     called: list[int] = []
+    struck_at = find_struck(call)
 
     def act(optimizer: CrewLocalSteps) -> None:
         step, point = optimizer.local_step, optimizer.point
-        if step == STRUCK_AT * EVERY + 1 and not called:
+        if step == struck_at * EVERY + 1 and not called:
             called.append(optimizer.committed_step)
             actions = {0: lambda _: strike(store), 1: lambda _: lose(store, point)}
             if call == "skip":
@@ -49,11 +52,16 @@ def miss(rank: int, size: int, port: int, call: str) -> dict[str, Any]:
                 faults.arm(rank=place, step=before, point="before_commit", action=actions[rank])
             if call == "vote":
                 optimizer.vote()
-        elif step == (STRUCK_AT + 1) * EVERY + 1 and call == "step":
+        elif step == (struck_at + 1) * EVERY + 1 and call == "step":
             optimizer.vote()
 
     result = train(crew, seed=rank, size=size, goal=GOAL, each=act, **options)
     return {**result, "called": called, "missed": store.add("missed", 0)}
+
+
+def find_struck(call: str) -> int:
+    """Find the vote that the fault meets."""
+    return GOAL // EVERY - 1 if call == "last" else STRUCK_AT
 
 
 def spoil(optimizer: CrewLocalSteps) -> None:
@@ -71,3 +79,14 @@ def test_a_worker_that_missed_an_outcome_joins_the_others_in_their_next_vote(cal
     for result in results:
         assert (result["missed"], result["called"]) == (1, [STRUCK_AT])
         assert result["counts"][0] == GOAL
+
+
+def test_a_worker_that_missed_the_last_outcome_takes_it_from_one_that_has_finished() -> None:
+    store = host_store()
+    dead, behind, ahead = start(miss, 3, store.port, "last", may_die=True)
+    assert isinstance(dead, WorkerDiedError)
+    last = find_struck("last") + 1
+    assert (behind["missed"], behind["called"]) == (1, [last - 1])
+    assert (behind["rosters"].pop(last)[0], ahead["rosters"].pop(last)[0]) == (2, 1)
+    assert behind["points"].pop(last) == ahead["points"].pop(last) == behind["own"] == ahead["own"]
+    check_equal([behind, ahead])

@@ -369,6 +369,10 @@ class Crew:
     def finish(self) -> None:
         """Wait until all members have finished; a lagging member gets its last step here.
 
+        The schedulers of such a member are one call of ``scheduler.step()`` ahead at the end: it
+        takes their state from a member that has finished, and its own loop then calls them again.
+        If you save them, save those of ``crew.rank`` 0.
+
         A member that is alone at the end logs a warning after ``wait_timeout_s``.
 
         Raises:
