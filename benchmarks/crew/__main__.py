@@ -1,7 +1,8 @@
 """Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
 
-    python benchmarks/crew [--parts soak systems stops cost] [--seed 0] [--json] [--results FOLDER]
-                           [--events 200] [--rounds 3] [--round-events 8] [--turns 40]
+    python benchmarks/crew [--parts soak systems stops cost sizes] [--seed 0] [--json]
+                           [--results FOLDER] [--events 200] [--rounds 3] [--round-events 8]
+                           [--turns 40] [--sizes 25m 125m] [--rates unlimited 1gbit]
 
 Part soak: three to six processes of this machine train one small network as a crew; they are killed
 by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
@@ -15,6 +16,9 @@ Part stops: the same for the first two of them, with nothing but workers that SI
 
 Part cost: a step with a crew beside a step without one, in the same processes, on hosts of the
 network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
+
+Part sizes: distlion's crew and torchft with larger networks, whose workers are on hosts of the
+network lab (needs root): joins, kills and a stop. 125 million parameters take up to 20 GiB.
 
 torchft has an interpreter of its own, for it is no part of the project:
 
@@ -36,20 +40,31 @@ import signal
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from event_plan import FEWEST, MOST, PlannedEvent, plan_events, plan_stops
+from event_plan import (
+    FEWEST,
+    MOST,
+    START_LARGE_WITH,
+    PlannedEvent,
+    plan_events,
+    plan_sizes,
+    plan_stops,
+)
 from fleet import SoakError
 from reading import read_logs, summarize
-from soak_run import run_soak
+from soak_run import play, run_soak
 from step_cost import measure_cost
-from systems import SYSTEMS, is_there
-from tables import write_cost, write_soak
-from training_load import MIN_WORKERS, PACE_S, WIDTHS
+from systems import SYSTEMS, build_system, is_there
+from tables import write_cost, write_sizes, write_soak
+from training_load import MIN_WORKERS, SIZE, SIZES
 
-PARTS = ("soak", "systems", "stops", "cost")
+from distlion_netlab import Lab
+
+PARTS = ("soak", "systems", "stops", "cost", "sizes")
 PLACES = ("--keep", "--results")
 
 
@@ -85,7 +100,7 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
     """Let systems take turns; one that does not run is noted and left out from then on."""
     conditions = read_conditions() | {
         "workers": f"{FEWEST} to {MOST}; {MIN_WORKERS} at least to train",
-        "network": f"{'-'.join(map(str, WIDTHS))}, a step every {PACE_S:g} s or later",
+        "network": f"{'-'.join(map(str, SIZE.widths))}, a step every {SIZE.pace_s:g} s or later",
     }
     runs: list[dict[str, Any]] = []
     missing = {name: "not installed" for name in systems if not is_there(name)}
@@ -103,12 +118,44 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
     return {"conditions": conditions, "left_out": missing, "runs": runs}
 
 
+def play_sizes(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Let systems take turns with each size and rate."""
+    conditions = read_conditions() | {
+        "networks": "; ".join(
+            f"{name}: {'-'.join(map(str, SIZES[name].widths))}, a step every "
+            f"{SIZES[name].pace_s:g} s or later"
+            for name in args.sizes
+        ),
+    }
+    names = ("crew", "torchft")
+    missing = {name: "not installed" for name in names if not is_there(name)}
+    runs: list[dict[str, Any]] = []
+    for size, number, rate, name in product(args.sizes, range(args.rounds), args.rates, names):
+        if name in missing:
+            continue
+        plan = plan_sizes(SIZES[size].silence_s + 5.0)
+        place = folder / f"{size}-{rate}-{name}-{number}"
+        place.mkdir(parents=True)
+        n_workers = 1 + max(event.worker for event in plan)
+        with Lab(1 + n_workers, rate) as lab:
+            conditions["tcp_congestion_control"] = lab.congestion_control
+            record = play(build_system(name, place, size, lab), plan, START_LARGE_WITH)
+        summary = summarize(read_logs(place), record)
+        told = {"system": name, "size": size, "rate": rate, "round": number}
+        told |= {"tuning": record["tuning"], "n_parameters": SIZES[size].n_parameters}
+        runs.append({**told, **summary})
+    conditions["load_average_after"] = round(os.getloadavg()[0], 2)
+    return {"conditions": conditions, "left_out": missing, "runs": runs}
+
+
 def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if part == "cost":
         found = measure_cost(args.turns)
         return found | {"conditions": read_conditions() | found["conditions"]}
     if part == "soak":
         return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
+    if part == "sizes":
+        return play_sizes(args, folder)
     seeds = range(args.seed, args.seed + args.rounds)
     if part == "stops":
         plans = [plan_stops(args.round_events, seed) for seed in seeds]
@@ -125,6 +172,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of all systems")
     parser.add_argument("--round-events", type=int, default=8)
     parser.add_argument("--turns", type=int, default=40, help="of blocks with and without a crew")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["25m", "125m"])
+    parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
     parser.add_argument("--keep", type=Path, help="folder of the logs, which are lost otherwise")
@@ -136,7 +185,7 @@ def main() -> None:
     for part in args.parts:
         with tempfile.TemporaryDirectory(prefix="distlion-soak-") as folder:
             result = measure(part, args, args.keep or Path(folder))
-        write = write_cost if part == "cost" else write_soak
+        write = {"cost": write_cost, "sizes": write_sizes}.get(part, write_soak)
         result = json.loads(json.dumps(result))
         if args.results is not None:
             file = args.results / f"crew_{part}.json"

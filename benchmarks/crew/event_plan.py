@@ -11,6 +11,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FEWEST, MOST = 3, 6
 """Workers that run, the stopped ones aside; workers in all."""
 START_WITH = 4
+START_LARGE_WITH = 3
+"""Of a large network, for the machine's memory."""
 SPARED_FOR = 100
 """Events after which another worker is spared from kills: one that lives long shows leaks."""
 STOP_S = (1.0, 10.0)
@@ -44,6 +46,15 @@ def plan_stops(n_events: int, seed: int) -> list[PlannedEvent]:
     return [
         PlannedEvent("stop", chance.randrange(START_WITH), 6.0, chance.uniform(*CALM_S), False)
         for _ in range(n_events)
+    ]
+
+
+def plan_sizes(stop_s: float) -> list[PlannedEvent]:
+    """Plan what happens to workers 0 to 2 of a large network, each once all train together."""
+    told = (("join", 3), ("kill", 1), ("join", 4), ("stop", 0), ("kill", 2), ("join", 5))
+    return [
+        PlannedEvent(kind, worker, stop_s if kind == "stop" else 0.0, CALM_S[1], is_hasty=False)
+        for kind, worker in told
     ]
 
 

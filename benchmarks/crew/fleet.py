@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -13,11 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from systems import System
+from systems import COORDINATOR, System
 
 POLL_S = 0.05
 COORDINATOR_S = 60.0
 MOST_ACCIDENTS = 40
+LISTENS = "0A"
+"""The state of a socket in Linux' tables."""
 
 
 class SoakError(Exception):
@@ -34,6 +35,7 @@ class Life:
         popen: The process, or the agent that has it.
         is_stopped: Whether SIGSTOP holds it.
         last_time_s, last_epoch: Of its last committed step.
+        peak_kib: The most memory that it held, once it was killed.
     """
 
     worker: int
@@ -42,6 +44,7 @@ class Life:
     is_stopped: bool = False
     last_time_s: float = 0.0
     last_epoch: int = -1
+    peak_kib: int = 0
     _offset: int = field(default=0, repr=False)
 
     def look(self) -> None:
@@ -78,6 +81,28 @@ def list_tree(pid: int) -> list[int]:
     return found
 
 
+def read_peak(pid: int) -> int:
+    """Return the most memory that a process has held, in KiB; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return int(text.partition("VmHWM:")[2].split(maxsplit=1)[0]) if "VmHWM:" in text else 0
+
+
+def list_listening(pid: int) -> set[int]:
+    """Return the ports at which somebody listens on the host of a process."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+        except OSError:
+            continue
+        rows = [line.split() for line in lines[1:]]
+        found |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENS}
+    return found
+
+
 class Fleet:
     """All workers of a run of one system; leaving the ``with`` block kills them.
 
@@ -98,7 +123,8 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         command = self._system.command_coordinator()
-        self._coordinator = self._start(command, self._folder / "coordinator.txt")
+        output = self._folder / "coordinator.txt"
+        self._coordinator = self._start(COORDINATOR, command, output)
         self._await_coordinator()
         return self
 
@@ -116,18 +142,17 @@ class Fleet:
     def _await_coordinator(self) -> None:
         limit_s = time.monotonic() + COORDINATOR_S
         while self._coordinator.poll() is None and time.monotonic() < limit_s:
-            with socket.socket() as probe:
-                if not probe.connect_ex(("127.0.0.1", self._system.port)):
-                    return
+            if self._system.port in list_listening(self._coordinator.pid):
+                return
             time.sleep(POLL_S)
         self._coordinator.kill()
         raise SoakError(f"no coordinator listens, see {self._folder}")
 
-    def _start(self, command: list[str], output: Path) -> subprocess.Popen[bytes]:
+    def _start(self, number: int, command: list[str], output: Path) -> subprocess.Popen[bytes]:
         with output.open("ab") as file:
             return subprocess.Popen(
-                command,
-                env=os.environ | self._system.environment,
+                [*self._system.list_entrance(number), *command],
+                env=os.environ | self._system.list_environment(number),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -143,13 +168,15 @@ class Fleet:
         """Start a worker, for the first time or again."""
         number = sum(life.worker == worker for life in self.lives)
         log = self._folder / f"worker-{worker}.{number}.jsonl"
-        popen = self._start(self._system.command_worker(log), log.with_suffix(".txt"))
+        command = self._system.command_worker(worker, log)
+        popen = self._start(worker, command, log.with_suffix(".txt"))
         self._running[worker] = life = Life(worker, log, popen)
         self.lives.append(life)
 
     def kill(self, worker: int) -> None:
         """End a worker by SIGKILL, as when its host is lost."""
         life = self._running.pop(worker)
+        life.peak_kib = max(map(read_peak, list_tree(life.popen.pid)))
         life.signal_tree(signal.SIGKILL)
         life.popen.wait()
 

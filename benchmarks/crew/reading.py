@@ -189,6 +189,7 @@ def summarize(lines: list[Line], record: dict[str, Any]) -> dict[str, Any]:
         "forks": find_forks(lines),
         "epochs": len({line.epoch for line in commits}),
         "accidents": record["accidents"],
+        "peak_kib": max(record.get("peaks_kib", {}).values(), default=0),
         "events": measure_events(lines, record["events"]),
         "growth": measure_growth(lines),
     }

@@ -12,7 +12,7 @@ from training_load import (
     LR,
     MAX_WORKERS,
     MIN_WORKERS,
-    SILENCE_S,
+    SIZE,
     Pace,
     build_model,
     compute_loss,
@@ -34,7 +34,7 @@ def main(file: Path, endpoint: str) -> None:
         silence_s=HEARTBEAT_S,
     ) as crew:
         optimizer = crew.optimizer(
-            model.named_parameters(), lr=LR, timeouts=distlion.Timeouts(step_s=SILENCE_S)
+            model.named_parameters(), lr=LR, timeouts=distlion.Timeouts(step_s=SIZE.silence_s)
         )
         while True:
             pace.wait()

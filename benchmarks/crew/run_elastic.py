@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from step_log import StepLog
 from torch.nn.parallel import DistributedDataParallel
-from training_load import LR, SILENCE_S, Pace, build_model, compute_loss
+from training_load import LR, SIZE, Pace, build_model, compute_loss
 
 SAVE_EVERY = 20
 FORMING_S = 15
@@ -41,7 +41,7 @@ def main(file: Path, checkpoint: Path) -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
-    group = dist.new_group(timeout=timedelta(seconds=SILENCE_S))
+    group = dist.new_group(timeout=timedelta(seconds=SIZE.silence_s))
     wrapped = DistributedDataParallel(model, process_group=group)
     while True:
         pace.wait()

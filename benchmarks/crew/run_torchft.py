@@ -8,6 +8,7 @@ where Gloo loses a peer. This runs with an interpreter that has torchft; distlio
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from step_log import StepLog
 from torch.distributed import TCPStore
 from torchft import Manager, Optimizer, ProcessGroupGloo
-from training_load import LR, MIN_WORKERS, SILENCE_S, Pace, build_model, compute_loss
+from training_load import ADDRESS, LR, MIN_WORKERS, SIZE, Pace, build_model, compute_loss
 
 FORMING_S = 30
 """How long a quorum may take; a worker that is left out of one waits for the next."""
@@ -34,6 +35,7 @@ def average_gradients(manager: Manager, model: torch.nn.Module) -> None:
 
 def main(file: Path, lighthouse: str) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    socket.gethostname = lambda: ADDRESS  # torchft names it to those who fetch parameters
     model, log, pace = build_model(), StepLog(file), Pace()
     inner = torch.optim.AdamW(model.parameters(), lr=LR)
     log.write_ready()
@@ -42,20 +44,20 @@ def main(file: Path, lighthouse: str) -> None:
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optim"])
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=SILENCE_S)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=SIZE.silence_s)),
         min_replica_size=MIN_WORKERS,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optim": inner.state_dict()},
-        timeout=timedelta(seconds=SILENCE_S),
+        timeout=timedelta(seconds=SIZE.silence_s),
         quorum_timeout=timedelta(seconds=FORMING_S),
         quorum_retries=3,
         rank=0,
         world_size=1,
-        store_addr="127.0.0.1",
+        store_addr=ADDRESS,
         store_port=store.port,
-        hostname="127.0.0.1",
+        hostname=ADDRESS,
         lighthouse_addr=lighthouse,
         replica_id=file.stem,
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 from event_plan import START_WITH, PlannedEvent
 from fleet import POLL_S, Fleet
-from systems import build_system
+from systems import System, build_system
 
-SETTLE_LIMIT_S = 90.0
-"""Beyond it the next event comes, though not all train again."""
+SETTLE_LIMIT_S, SETTLE_SILENCES = 90.0, 7
+"""Seconds, or times ``silence_s``: beyond them the next event comes, though not all train again."""
 QUIET_S = 5.0
 """Of undisturbed training before the first event and after the last."""
 
@@ -26,6 +26,7 @@ class Soak:
     Args:
         fleet: Its workers.
         name: Of the system, for progress.
+        settle_s: How long it may take until all train again.
 
     Attributes:
         happened: Of each event: kind, worker, time_s, woken_s, settled_s.
@@ -33,12 +34,13 @@ class Soak:
 
     fleet: Fleet
     name: str
+    settle_s: float = SETTLE_LIMIT_S
     happened: list[dict[str, Any]] = field(default_factory=list)
     _asleep: dict[int, tuple[float, dict[str, Any]]] = field(default_factory=dict)
 
-    def play(self, plan: list[PlannedEvent]) -> None:
-        """Let all happen that is planned."""
-        for worker in range(START_WITH):
+    def play(self, plan: list[PlannedEvent], start_with: int) -> None:
+        """Let all happen that is planned to so many workers."""
+        for worker in range(start_with):
             self.fleet.start(worker)
         self._settle(time.monotonic())
         self._spend(QUIET_S)
@@ -67,13 +69,13 @@ class Soak:
 
     def _settle(self, since_s: float) -> float:
         """Wait until all are awake and train together; return when they did."""
-        limit_s = time.monotonic() + SETTLE_LIMIT_S
+        limit_s = time.monotonic() + self.settle_s
         while time.monotonic() < limit_s:
             self._spend(POLL_S)
             woken_s = max((note.get("woken_s", 0.0) for note in self.happened), default=0.0)
             if not self._asleep and self.fleet.has_settled(max(since_s, woken_s)):
                 return time.monotonic()
-        self._say(f"not all train together after {SETTLE_LIMIT_S:g} s")
+        self._say(f"not all train together after {self.settle_s:g} s")
         return time.monotonic()
 
     def _spend(self, seconds: float) -> None:
@@ -97,17 +99,23 @@ class Soak:
 
 
 def run_soak(name: str, plan: list[PlannedEvent], folder: Path) -> dict[str, Any]:
-    """Play a plan on a system.
+    """Play a plan on a system, as ``play``."""
+    folder.mkdir(parents=True)
+    return play(build_system(name, folder), plan, START_WITH)
+
+
+def play(system: System, plan: list[PlannedEvent], start_with: int) -> dict[str, Any]:
+    """Play a plan on so many workers of a system.
 
     Returns:
-        What happened, with the folder of the logs.
+        What happened; logs are in its folder.
     """
-    folder.mkdir(parents=True)
-    system = build_system(name, folder)
+    name, folder = system.name, system.folder
+    settle_s = max(SETTLE_LIMIT_S, SETTLE_SILENCES * system.size.silence_s)
     began_s = time.monotonic()
     with Fleet(system, folder) as fleet:
-        soak = Soak(fleet, name)
-        soak.play(plan)
+        soak = Soak(fleet, name, settle_s)
+        soak.play(plan, start_with)
         ended_s = time.monotonic()
     record = {
         "system": name,
@@ -116,6 +124,7 @@ def run_soak(name: str, plan: list[PlannedEvent], folder: Path) -> dict[str, Any
         "ended_s": ended_s,
         "events": soak.happened,
         "accidents": fleet.accidents,
+        "peaks_kib": {life.log.stem: life.peak_kib for life in fleet.lives},
     }
     (folder / "record.json").write_text(json.dumps(record, indent=1))
     return record

@@ -8,6 +8,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from training_load import ADDRESS_KEY, SIZE_KEY, SIZES, Size
+
+from distlion_netlab import Lab, enter
+
 FOLDER = Path(__file__).resolve().parent
 TORCHFT_PYTHON = FOLDER.parents[1] / "build" / "venv-torchft" / "bin" / "python"
 ELASTIC_SETTINGS = {
@@ -25,6 +29,10 @@ LIGHTHOUSE_SETTINGS = {
 RESTARTS = 10_000
 
 
+COORDINATOR = -1
+"""The number of the coordinator, where workers count from 0."""
+
+
 @dataclass(frozen=True)
 class System:
     """One way to train on while workers are lost.
@@ -33,6 +41,9 @@ class System:
         name: Of the system.
         port: Of its coordinator, which outlives all workers.
         folder: What workers may share.
+        size: Name of the network.
+        lab: Hosts of the network lab, one for the coordinator and one for each worker; None if all
+            run on this machine's loopback.
 
     Attributes:
         environment: Further variables of all its processes.
@@ -42,22 +53,50 @@ class System:
     name: str
     port: int
     folder: Path
+    size_name: str = "1m"
+    lab: Lab | None = None
+
+    @property
+    def size(self) -> Size:
+        """The network."""
+        return SIZES[self.size_name]
 
     @property
     def environment(self) -> dict[str, str]:
         # Where modules may not be kept compiled, an interpreter takes twice as long to start.
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
-        return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **compiled}
+        interface = "lo" if self.lab is None else "eth0"
+        return {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": interface,
+            SIZE_KEY: self.size_name,
+            **compiled,
+        }
+
+    def address(self, number: int) -> str:
+        """Return the address of a worker or of the coordinator."""
+        return "127.0.0.1" if self.lab is None else self.lab.plan.address(number + 1)
+
+    def list_environment(self, number: int) -> dict[str, str]:
+        """Return further variables of the process of a worker or of the coordinator."""
+        return {**self.environment, ADDRESS_KEY: self.address(number)}
+
+    def list_entrance(self, number: int) -> list[str]:
+        """Return what a command begins with so that it runs on its host."""
+        if self.lab is None:
+            return []
+        namespace = self.lab.enter.namespaces[number + 1]
+        return [sys.executable, "-I", "-S", enter.__file__, namespace, str(os.getpid())]
 
     @property
     def tuning(self) -> str:
-        return "silence_s=1 without a heartbeat, Timeouts(step_s=4)"
+        return f"silence_s=1 without a heartbeat, Timeouts(step_s={self.size.silence_s})"
 
     def command_coordinator(self) -> list[str]:
         """Return what keeps the word between workers."""
         return [sys.executable, "-m", "distlion", "crew", "--port", str(self.port)]
 
-    def command_worker(self, log: Path) -> list[str]:
+    def command_worker(self, number: int, log: Path) -> list[str]:
         """Return what one worker runs."""
         raise NotImplementedError
 
@@ -69,8 +108,9 @@ class CrewSystem(System):
     def environment(self) -> dict[str, str]:
         return {**super().environment, "DISTLION_CREW_SECRET": "of this benchmark"}
 
-    def command_worker(self, log: Path) -> list[str]:
-        return [sys.executable, str(FOLDER / "run_crew.py"), str(log), f"127.0.0.1:{self.port}"]
+    def command_worker(self, number: int, log: Path) -> list[str]:
+        endpoint = f"{self.address(COORDINATOR)}:{self.port}"
+        return [sys.executable, str(FOLDER / "run_crew.py"), str(log), endpoint]
 
 
 class TorchftSystem(System):
@@ -84,7 +124,8 @@ class TorchftSystem(System):
     @property
     def tuning(self) -> str:
         tuned = ", ".join(f"--{name} {value}" for name, value in LIGHTHOUSE_SETTINGS.items())
-        return f"lighthouse {tuned}; Manager(timeout=4 s, quorum_retries=3), asynchronous quorum"
+        limit = f"timeout={self.size.silence_s} s"
+        return f"lighthouse {tuned}; Manager({limit}, quorum_retries=3), asynchronous quorum"
 
     def command_coordinator(self) -> list[str]:
         command = [str(TORCHFT_PYTHON.with_name("torchft_lighthouse")), "--min_replicas", "2"]
@@ -92,8 +133,8 @@ class TorchftSystem(System):
             command += [f"--{name}", str(value)]
         return [*command, "--bind", f"[::]:{self.port}"]
 
-    def command_worker(self, log: Path) -> list[str]:
-        lighthouse = f"http://127.0.0.1:{self.port}"
+    def command_worker(self, number: int, log: Path) -> list[str]:
+        lighthouse = f"http://{self.address(COORDINATOR)}:{self.port}"
         return [str(TORCHFT_PYTHON), str(FOLDER / "run_torchft.py"), str(log), lighthouse]
 
 
@@ -111,14 +152,15 @@ class ElasticSystem(System):
         tuned = ",".join(f"{name}={value}" for name, value in ELASTIC_SETTINGS.items())
         return f"--rdzv-conf {tuned} --monitor-interval 0.1; a checkpoint every 20 steps"
 
-    def command_worker(self, log: Path) -> list[str]:
+    def command_worker(self, number: int, log: Path) -> list[str]:
+        endpoint = f"{self.address(COORDINATOR)}:{self.port}"
         tuned = ",".join(f"{name}={value}" for name, value in ELASTIC_SETTINGS.items())
         return [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", "2:6", "--nproc-per-node", "1", "--max-restarts", str(RESTARTS)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint),
             *("--rdzv-id", "soak", "--rdzv-conf", tuned, "--monitor-interval", "0.1"),
-            *("--local-addr", "127.0.0.1"),
+            *("--local-addr", self.address(number)),
             *(str(FOLDER / "run_elastic.py"), str(log), str(self.folder / "checkpoint.pt")),
         ]
 
@@ -130,11 +172,11 @@ SYSTEMS: dict[str, type[System]] = {
 }
 
 
-def build_system(name: str, folder: Path) -> System:
+def build_system(name: str, folder: Path, size: str = "1m", lab: Lab | None = None) -> System:
     """Return a system on a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return SYSTEMS[name](name, probe.getsockname()[1], folder)
+        return SYSTEMS[name](name, probe.getsockname()[1], folder, size, lab)
 
 
 def is_there(name: str) -> bool:

@@ -132,6 +132,57 @@ def write_cost(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+SIZE_HEAD = ["parameters", "link", "system", "usual step", "join: others", "join: newcomer"]
+SIZE_HEAD += ["kill: others", "stop: others", "woken: others", "peak GiB", "forks", "accidents"]
+SIZE_NOTES = """\
+Events come one at a time, each once all train together: three joins, two kills, one stop that is
+longer than a step may be silent. Seconds: median, worst and number. *Others* are their longest
+pause beyond a usual step. *Newcomer*: from the moment when it has imported everything and built its
+network to its first step. Peak: the most memory of any process.
+"""
+
+
+def write_sizes(result: dict[str, Any]) -> str:
+    """Return the page of large networks."""
+    tuned = dict.fromkeys(
+        f"{run['system']}, {run['size']}: {run['tuning']}" for run in result["runs"]
+    )
+    left_out = [f"left out: {name} ({why})" for name, why in result["left_out"].items()]
+    lines = [
+        "# Crews of larger networks",
+        "",
+        "Made by `python benchmarks/crew` from its JSON.",
+        "",
+    ]
+    lines += [*_list_conditions(result), *(f"- {each}" for each in (*tuned, *left_out))]
+    lines += ["", SIZE_NOTES]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in result["runs"]:
+        groups.setdefault((f"{run['n_parameters']:,}", run["rate"], run["system"]), []).append(run)
+    rows = [[*place, *_tell_sizes(runs)] for place, runs in groups.items()]
+    return "\n".join([*lines, *_draw(SIZE_HEAD, rows), ""])
+
+
+def _tell_sizes(runs: list[dict[str, Any]]) -> list[str]:
+    usual_s = statistics.median(run["usual_step_s"] for run in runs)
+    events = [
+        {
+            **event,
+            **{name: max(0.0, event[name] - run["usual_step_s"]) for name in PAUSES & {*event}},
+        }
+        for run in runs
+        for event in run["events"]
+    ]
+    asked = (
+        *(("join", "pause_s"), ("join", "joined_s"), ("kill", "pause_s")),
+        *(("stop", "pause_s"), ("stop", "return_pause_s")),
+    )
+    cells = [_pick(kind, name)([{"events": events}]) for kind, name in asked]
+    peak = max(run["peak_kib"] for run in runs) / 2**20
+    return [f"{usual_s:.2f}", *cells, f"{peak:.1f}", _sum("forks")(runs), _sum("accidents")(runs)]
+
+
+PAUSES = {"pause_s", "return_pause_s"}
 BEFORE_CUBIC = "bbr"
 """What hosts inherited from the machine when records did not name it yet."""
 

@@ -165,6 +165,39 @@ def test_a_page_has_all_systems(crew: Any, tmp_path: Path) -> None:
     assert "| seconds lost | 2 | 2 |" in page
 
 
+def test_a_page_of_sizes_tells_pauses_beyond_a_usual_step(crew: Any, tmp_path: Path) -> None:
+    logs = [Log(tmp_path, worker) for worker in range(3)]
+    for log in logs:
+        log.add_steps(1, range(100), 0.0)
+    newcomer = Log(tmp_path, 3)
+    newcomer.add(9.95, "ready")
+    for log in (*logs, newcomer):
+        log.add_steps(2, range(100, 200), 10.2)
+    events = [event("join", 3, 9.85)]
+    record = {"events": events, "accidents": [], "peaks_kib": {"worker-0.0": 3 * 2**20, "x": 5}}
+    summary = crew.reading.summarize(crew.reading.read_logs(tmp_path), record)
+    run = {"system": "one", "size": "1m", "rate": "1gbit", "n_parameters": 1000, "tuning": "none"}
+    page = crew.tables.write_sizes({"conditions": {}, "left_out": {}, "runs": [run | summary]})
+    row = (
+        "| 1,000 | 1gbit | one | 0.10 | 0.20, 0.20 (1) | 0.25, 0.25 (1) | - | - | - | 3.0 | 0 | 0 |"
+    )
+    assert row in page
+
+
+def test_large_networks_are_played_with_few_workers(crew: Any) -> None:
+    plan, workers = crew.event_plan.plan_sizes(17.0), set(range(crew.event_plan.START_LARGE_WITH))
+    for planned in plan:
+        if planned.kind == "join":
+            workers.add(planned.worker)
+        else:
+            assert planned.worker in workers
+        if planned.kind == "kill":
+            workers.remove(planned.worker)
+        assert 2 <= len(workers) <= 4
+    assert [planned.stop_s for planned in plan if planned.kind == "stop"] == [17.0]
+    assert {planned.kind for planned in plan} == {"kill", "stop", "join"}
+
+
 @pytest.mark.parametrize(
     ("named", "shown"),
     [({}, "bbr"), ({"tcp_congestion_control": "cubic"}, "cubic")],
