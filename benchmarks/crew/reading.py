@@ -107,9 +107,10 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
 
     A kill: seconds to the next step without the victim. A stop: the longest pause of the others
     until it woke, and the seconds from its waking to its next step. A join: the longest pause of
-    the others, and the seconds from the newcomer's start, and from its readiness, to its first
-    step. Pauses are looked for until the next event for which the harness waited; an event is alone
-    if all trained together before it, and again before the next one.
+    the others, the time between their last step without the newcomer and their first one with it,
+    and the seconds from its start, and from its readiness, to its first step. Pauses are looked for
+    until the next event for which the harness waited; an event is alone if all trained together
+    before it, and again before the next one.
     """
     measured = []
     for number, event in enumerate(events):
@@ -132,6 +133,7 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
             ready_s = _find_ready(lines, event["worker"], event["time_s"])
             if ready_s is not None:
                 found["joined_s"] = _find_own_step(lines, event["worker"], ready_s)
+            found["change_s"] = _find_change(lines, commits, event["worker"])
         measured.append({**event, **found})
     return measured
 
@@ -139,6 +141,14 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
 def _find_ready(lines: list[Line], worker: int, moment_s: float) -> float | None:
     ready = (line for line in lines if line.worker == worker and line.kind == "ready")
     return next((line.time_s for line in ready if line.time_s > moment_s), None)
+
+
+def _find_change(lines: list[Line], commits: list[Line], worker: int) -> float | None:
+    """Return seconds between others' last step before a newcomer's first epoch, and first in it."""
+    epoch = next((line.epoch for line in lines if (line.worker, line.kind) == (worker, "step")), -1)
+    before = [line.time_s for line in commits if line.epoch < epoch]
+    after = [line.time_s for line in commits if line.epoch == epoch]
+    return min(after) - max(before) if before and after else None
 
 
 def _find_own_step(lines: list[Line], worker: int, moment_s: float) -> float | None:

@@ -12,12 +12,14 @@ SOAK_NOTES = """\
 An *epoch* is a membership: an epoch of the crew, a quorum of torchft, a start of all workers of
 torchelastic. From a kill: seconds to the first step committed without the victim. Of a stop: the
 longest pause of the others until the worker woke; a stop shorter than the silence allowed is waited
-out. Woken: from SIGCONT to its next step. A newcomer's interpreter imports torch, which its start
-has and its imports have not; under torchelastic all processes start anew in each epoch. Some events
-come before all train together again after the one before; they count like all others. Seconds lost:
-all pauses of more than five usual steps. Steps repeated: committed, and committed again in a later
-epoch. Forks: steps of an epoch in which two workers had different parameters. Accidents: workers
-that ended though nobody killed them; they are started again."""
+out. Of a join: their longest pause while the newcomer's interpreter starts beside them and it comes
+in; the change itself is from their last step without it to their first one with it. Woken: from
+SIGCONT to its next step. A newcomer's interpreter imports torch, which its start has and its
+imports have not; under torchelastic all processes start anew in each epoch. Some events come before
+all train together again after the one before; they count like all others. Seconds lost: all pauses
+of more than five usual steps. Steps repeated: committed, and committed again in a later epoch.
+Forks: steps of an epoch in which two workers had different parameters. Accidents: workers that
+ended though nobody killed them; they are started again."""
 
 
 def write_soak(result: dict[str, Any]) -> str:
@@ -49,7 +51,7 @@ def _pick(kind: str, name: str, *, alone: bool | None = None) -> Any:
         events = [event for run in runs for event in run["events"] if event["kind"] == kind]
         events = [event for event in events if alone in (None, event["is_alone"])]
         values = [event[name] for event in events if event.get(name) is not None]
-        missing = len(events) - len(values)
+        missing = len(events) - len(values) if any(name in event for event in events) else 0
         text = _summarize(values)
         return f"{text}, {missing} never" if missing else text
 
@@ -78,6 +80,7 @@ EVENT_ROWS = {
     "woken: to its next step": _pick("stop", "back_s"),
     "woken: pause of the others": _pick("stop", "return_pause_s"),
     "join: pause of the others": _pick("join", "pause_s"),
+    "join: the change of members itself": _pick("join", "change_s"),
     "join: from its start to its first step": _pick("join", "in_s"),
     "join: from its imports to its first step": _pick("join", "joined_s"),
 }
@@ -132,13 +135,15 @@ def write_cost(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-SIZE_HEAD = ["parameters", "link", "system", "usual step", "join: others", "join: newcomer"]
+SIZE_HEAD = ["parameters", "link", "system", "usual step", "join: others", "join: change itself"]
+SIZE_HEAD += ["join: newcomer"]
 SIZE_HEAD += ["kill: others", "stop: others", "woken: others", "peak GiB", "forks", "accidents"]
 SIZE_NOTES = """\
 Events come one at a time, each once all train together: three joins, two kills, one stop that is
 longer than a step may be silent. Seconds: median, worst and number. *Others* are their longest
-pause beyond a usual step. *Newcomer*: from the moment when it has imported everything and built its
-network to its first step. Peak: the most memory of any process.
+pause beyond a usual step; *change itself* is from their last step without a newcomer to their first
+one with it, also beyond a usual step. *Newcomer*: from the moment when it has imported everything
+and built its network to its first step. Peak: the most memory of any process.
 """
 
 
@@ -174,7 +179,7 @@ def _tell_sizes(runs: list[dict[str, Any]]) -> list[str]:
         for event in run["events"]
     ]
     asked = (
-        *(("join", "pause_s"), ("join", "joined_s"), ("kill", "pause_s")),
+        *(("join", "pause_s"), ("join", "change_s"), ("join", "joined_s"), ("kill", "pause_s")),
         *(("stop", "pause_s"), ("stop", "return_pause_s")),
     )
     cells = [_pick(kind, name)([{"events": events}]) for kind, name in asked]
@@ -182,7 +187,7 @@ def _tell_sizes(runs: list[dict[str, Any]]) -> list[str]:
     return [f"{usual_s:.2f}", *cells, f"{peak:.1f}", _sum("forks")(runs), _sum("accidents")(runs)]
 
 
-PAUSES = {"pause_s", "return_pause_s"}
+PAUSES = {"pause_s", "change_s", "return_pause_s"}
 BEFORE_CUBIC = "bbr"
 """What hosts inherited from the machine when records did not name it yet."""
 

@@ -172,7 +172,7 @@ def test_a_page_of_sizes_tells_pauses_beyond_a_usual_step(crew: Any, tmp_path: P
     newcomer = Log(tmp_path, 3)
     newcomer.add(9.95, "ready")
     for log in (*logs, newcomer):
-        log.add_steps(2, range(100, 200), 10.2)
+        log.add_steps(2, range(100, 200), 10.15)
     events = [event("join", 3, 9.85)]
     record = {"events": events, "accidents": [], "peaks_kib": {"worker-0.0": 3 * 2**20, "x": 5}}
     summary = crew.reading.summarize(crew.reading.read_logs(tmp_path), record)
