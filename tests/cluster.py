@@ -51,8 +51,18 @@ PRELOAD = [
 ]
 
 _MODELS = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.vit.modeling_vit"]
+_SHARDS = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "fsspec"]
+_TRAINERS = [
+    "accelerate",
+    "lightning",
+    "sklearn.datasets",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.trainer",
+]
 PRELOAD_FOR = {
-    "test_machines.py": ["torch.distributed.fsdp"],
+    "test_machines.py": _SHARDS,
+    "distributed": _SHARDS,
+    "integrations": _TRAINERS,
     "lab": ["distlion_lab.training.run", "sklearn.datasets", *_MODELS],
     "test_hf_kinds.py": _MODELS,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -29,14 +30,22 @@ settings.load_profile("distlion")
 
 ROOT = Path(__file__).resolve().parents[1]
 
-APART = [
+APART = tuple(
     ROOT / name
     for name in ("tests/crew", "tests/distributed", "tests/integrations", "campaigns/fuzz")
-]
+)
 """Folders whose tests `make test` runs beside all others: together they take as long."""
 
-AROUND = [ROOT / name for name in ("lab/tests", "netlab/tests", "flower/tests", "benchmarks/tests")]
+AROUND = tuple(
+    ROOT / name for name in ("lab/tests", "netlab/tests", "flower/tests", "benchmarks/tests")
+)
 """Folders of which `make test` runs only what is marked `smoke`."""
+
+
+@functools.cache
+def _is_in(path: Path, folders: tuple[Path, ...]) -> bool:
+    """Return whether a module of tests is in one of the folders; thousands of its tests ask."""
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,8 +69,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import no module around the library of which the chosen marks leave out every test."""
     if "not around" not in config.option.markexpr or not collection_path.name.startswith("test_"):
         return None
-    is_around = any(collection_path.is_relative_to(folder) for folder in AROUND)
-    if is_around and "pytest.mark.smoke" not in collection_path.read_text():
+    if _is_in(collection_path, AROUND) and "pytest.mark.smoke" not in collection_path.read_text():
         return True
     return None
 
@@ -70,10 +78,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` runs apart, or not at all, before it is chosen by its mark."""
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in APART):
+        if _is_in(item.path, APART):
             item.add_marker("apart")
-        is_around = any(item.path.is_relative_to(folder) for folder in AROUND)
-        if is_around and item.get_closest_marker("smoke") is None:
+        if _is_in(item.path, AROUND) and item.get_closest_marker("smoke") is None:
             item.add_marker("around")
 
 

@@ -15,8 +15,6 @@ import pytest
 
 from endings import free_port
 
-pytest.importorskip("lightning")
-
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "10_images.py"
 STEPS = 6
 
@@ -24,6 +22,7 @@ STEPS = 6
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_machines_train_validate_and_save_alike(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     script = [str(SCRIPT), "--num-nodes=2", "--width=4", "--pictures=192", f"--steps={STEPS}"]

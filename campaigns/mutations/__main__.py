@@ -1,4 +1,4 @@
-"""Plant each bug of the lists here in a copy of the package: some test must fail for each.
+"""Plant each bug of the lists here in a copy of the package: some quick test must fail for each.
 
 python campaigns/mutations [WORDS OF A NAME]
 """
@@ -76,11 +76,11 @@ def place_endpoint(built: str | Path) -> None:
 def run_tests(python: Path, mutation: Mutation) -> int:
     """Return pytest's status."""
     tests = [str(ROOT / test) for test in mutation.test_paths]
-    command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    command = [python, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     if mutation.interprets:
         environment["TRITON_INTERPRET"] = "1"
-        command += ["-m", "not slow"]
     try:
         finished = subprocess.run(
             command,

@@ -25,7 +25,9 @@ from tiers import in_tiers
 QUICK, MANY = 50, 2000
 AVERAGED = range(174, 175)
 """The first schedule in which averaged momenta fail on the way."""
-QUICK_DOUBLING, MANY_DOUBLING = 50, 1000
+QUICK_DOUBLING = range(8), range(21, 22), range(32, 33), range(48, 49)
+"""A few, and the first with settings that differ, a worker that gives up, and one that leaves."""
+MANY_DOUBLING = 1000
 QUICK_CREWS, MANY_CREWS = 40, 1000
 LATER_CREWS = range(73, 74), range(85, 90)
 """A crew with one that is a step behind, and crews among which a main thread ends; the first ones
@@ -82,13 +84,13 @@ def test_two_thousand_more_schedules_keep_all_rules() -> None:
 
 
 def test_some_schedules_of_votes_added_on_their_way_keep_all_rules() -> None:
-    _play(range(FIRST_DOUBLING, FIRST_DOUBLING + QUICK_DOUBLING))
+    first = FIRST_DOUBLING
+    _play(*(range(first + some.start, first + some.stop) for some in QUICK_DOUBLING))
 
 
 @pytest.mark.slow
-def test_a_thousand_more_schedules_of_votes_added_on_their_way_keep_all_rules() -> None:
-    first = FIRST_DOUBLING + QUICK_DOUBLING
-    _play(range(first, first + MANY_DOUBLING))
+def test_a_thousand_schedules_of_votes_added_on_their_way_keep_all_rules() -> None:
+    _play(range(FIRST_DOUBLING, FIRST_DOUBLING + MANY_DOUBLING))
 
 
 def test_some_crews_keep_all_rules() -> None:

@@ -27,7 +27,7 @@ from crews import (
 from distlion import faults
 from distlion.crew import CrewLion, replies
 
-GOAL = 400
+GOAL = 150
 RATE = 8 * 256 / 0.03
 """Bits a second: the model takes many steps to come."""
 

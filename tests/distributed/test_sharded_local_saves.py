@@ -72,7 +72,7 @@ def load_and_go_on(
 
 
 @functools.cache
-def saved(folder: str, cases: tuple[str, ...] = QUICK) -> list[dict[str, Any]]:
+def saved(folder: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:
     return run_workers(save_and_go_on, N_RANKS, folder, cases, timeout_s=120)
 
 
@@ -132,7 +132,7 @@ def gather_loaded(rank: int, world_size: int, path: str) -> tuple[dict[str, Any]
 
 
 def test_two_shards_are_loaded_as_one(folder):
-    saved(folder)
+    saved(folder, QUICK)
     two = run_workers(gather_loaded, N_RANKS, f"{folder}/momentum")
     one = run_workers(gather_loaded, 2, f"{folder}/momentum")
     for worker in range(2):

@@ -5,13 +5,18 @@ import pytest
 import torch.distributed as dist
 
 from cluster import run_workers
-from distlion.wire import ByteCount, Gloo, LinkModel, probe_link
+from distlion.wire import ByteCount, Gloo, LinkModel, probe, probe_link
 from distlion.wire.probe import LinkProbe, probe_ranks
+from rank_process import PROBE
 
 pytestmark = pytest.mark.distributed
 
+WHOLE = {name: getattr(probe, name) for name in PROBE}
+"""What workers of tests shorten; here in the process of pytest, which measures as users do."""
 
-def probe(rank, world_size):
+
+def measure(rank, world_size, settings):
+    vars(probe).update(settings)
     link = Gloo(dist.group.WORLD, timeout_s=30)
     link.counted = ByteCount(1, 2, 3)
     model = probe_link(link, step=0)
@@ -21,7 +26,7 @@ def probe(rank, world_size):
 
 @functools.cache
 def probes_of(world_size):
-    return run_workers(probe, world_size)
+    return run_workers(measure, world_size, WHOLE)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -35,7 +40,8 @@ def test_probe_is_not_counted(world_size):
     assert all(counted == ByteCount(1, 2, 3) for _, _, counted in probes_of(world_size))
 
 
-def exchanged_bytes(rank, world_size):
+def exchanged_bytes(rank, world_size, settings):
+    vars(probe).update(settings)
     link, sizes = Gloo(dist.group.WORLD, timeout_s=30.0), []
 
     class Recorded(Gloo):
@@ -49,7 +55,7 @@ def exchanged_bytes(rank, world_size):
 
 
 def test_workers_meet_before_every_exchange_that_is_timed():
-    sizes = run_workers(exchanged_bytes, 2)[0]
+    sizes = run_workers(exchanged_bytes, 2, WHOLE)[0]
     # 64 bytes for the latency, larger chunks for the rate; the rest gathers results.
     timed = [place for place, n_bytes in enumerate(sizes) if n_bytes == 64 or n_bytes >= 1024]
     assert len(timed) > 10
