@@ -1,7 +1,8 @@
 """Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
 
-    python benchmarks/crew [--parts soak systems stops cost] [--seed 0] [--json] [--results FOLDER]
-                           [--events 200] [--rounds 3] [--round-events 8] [--turns 40]
+    python benchmarks/crew [--parts soak systems stops timeline cost] [--seed 0] [--json]
+                           [--results FOLDER] [--events 200] [--rounds 3] [--round-events 8]
+                           [--turns 40]
 
 Part soak: three to six processes of this machine train one small network as a crew; they are killed
 by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
@@ -12,6 +13,9 @@ Part systems: the same for distlion's crew, torchft and torchelastic in turns; i
 them starts afresh and goes through the same events.
 
 Part stops: the same for the first two of them, with nothing but workers that SIGSTOP holds for 6 s.
+
+Part timeline: one crew, a worker that SIGSTOP holds for 6 s, two that are killed and two that come,
+one after the other; when each step was committed. benchmarks/pictures.py draws it.
 
 Part cost: a step with a crew beside a step without one, in the same processes, on hosts of the
 network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
@@ -40,16 +44,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from event_plan import FEWEST, MOST, PlannedEvent, plan_events, plan_stops
+from event_plan import FEWEST, MOST, PlannedEvent, plan_events, plan_stops, plan_timeline
 from fleet import SoakError
-from reading import read_logs, summarize
+from reading import read_logs, summarize, trace_steps
 from soak_run import run_soak
 from step_cost import measure_cost
 from systems import SYSTEMS, is_there
-from tables import write_cost, write_soak
+from tables import write_cost, write_soak, write_timeline
 from training_load import MIN_WORKERS, PACE_S, WIDTHS
 
-PARTS = ("soak", "systems", "stops", "cost")
+PARTS = ("soak", "systems", "stops", "timeline", "cost")
+WRITERS = {"cost": write_cost, "timeline": write_timeline}
+NETWORK = f"{'-'.join(map(str, WIDTHS))}, a step every {PACE_S:g} s or later"
 PLACES = ("--keep", "--results")
 
 
@@ -85,7 +91,7 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
     """Let systems take turns; one that does not run is noted and left out from then on."""
     conditions = read_conditions() | {
         "workers": f"{FEWEST} to {MOST}; {MIN_WORKERS} at least to train",
-        "network": f"{'-'.join(map(str, WIDTHS))}, a step every {PACE_S:g} s or later",
+        "network": NETWORK,
     }
     runs: list[dict[str, Any]] = []
     missing = {name: "not installed" for name in systems if not is_there(name)}
@@ -103,10 +109,24 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
     return {"conditions": conditions, "left_out": missing, "runs": runs}
 
 
+def play_timeline(folder: Path) -> dict[str, Any]:
+    """Let one crew go through one event of each kind, and more; note each step."""
+    conditions = read_conditions() | {"network": NETWORK}
+    record = run_soak("crew", plan_timeline(), folder / "timeline")
+    lines = read_logs(folder / "timeline")
+    summary = summarize(lines, record)
+    del summary["growth"]
+    conditions["load_average_after"] = round(os.getloadavg()[0], 2)
+    found = {"conditions": conditions, "tuning": record["tuning"], "summary": summary}
+    return found | trace_steps(lines, summary.pop("events"))
+
+
 def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if part == "cost":
         found = measure_cost(args.turns)
         return found | {"conditions": read_conditions() | found["conditions"]}
+    if part == "timeline":
+        return play_timeline(folder)
     if part == "soak":
         return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
     seeds = range(args.seed, args.seed + args.rounds)
@@ -136,7 +156,7 @@ def main() -> None:
     for part in args.parts:
         with tempfile.TemporaryDirectory(prefix="distlion-soak-") as folder:
             result = measure(part, args, args.keep or Path(folder))
-        write = write_cost if part == "cost" else write_soak
+        write = WRITERS.get(part, write_soak)
         result = json.loads(json.dumps(result))
         if args.results is not None:
             file = args.results / f"crew_{part}.json"
