@@ -191,10 +191,12 @@ def describe_page(
     """Describe a page by its first paragraph, and make it right for keyboards and screen readers.
 
     Sphinx sets each parameter of a long signature as a definition without a term, which a screen
-    reader would announce. Code that is wider than the page scrolls, so keys must reach it.
+    reader would announce. Code and tables that are wider than the page scroll, so keys must
+    reach them.
     """
     del app, pagename, templatename
     body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
     context["body"] = body.replace('<dl>\n<dd><em class="sig-param">', LAYOUT)
     if doctree is not None and (text := find_description(doctree)):
         context["metatags"] += f'<meta name="description" content="{html.escape(text)}">'

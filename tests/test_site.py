@@ -211,11 +211,13 @@ def test_page_is_described_by_its_first_running_text_cut_at_a_word() -> None:
     assert len(described[1]) <= 160 + 2 * len("quot;")
 
 
-def test_code_that_scrolls_is_reached_by_keys() -> None:
+def test_code_and_tables_that_scroll_are_reached_by_keys() -> None:
     pytest.importorskip("docutils")
-    context = {"body": '<div class="highlight"><pre><span></span>a\n</pre></div>'}
+    context = {"body": '<pre><span></span>a\n</pre><div class="table-wrapper docutils">'}
     load("generated").describe_page(None, "", "", context, None)
-    assert context["body"].startswith('<div class="highlight"><pre tabindex="0"><span>')
+    assert context["body"] == (
+        '<pre tabindex="0"><span></span>a\n</pre><div tabindex="0" class="table-wrapper docutils">'
+    )
 
 
 def test_lines_of_a_long_signature_are_no_definitions() -> None:

@@ -111,7 +111,7 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
 
 def play_timeline(folder: Path) -> dict[str, Any]:
     """Let one crew go through one event of each kind, and more; note each step."""
-    conditions = read_conditions() | {"network": NETWORK}
+    conditions = read_conditions() | {"niceness": os.nice(0), "network": NETWORK}
     record = run_soak("crew", plan_timeline(), folder / "timeline")
     lines = read_logs(folder / "timeline")
     summary = summarize(lines, record)

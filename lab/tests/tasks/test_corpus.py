@@ -33,6 +33,20 @@ def test_embedded_corpus_holds_out_whole_files():
     assert first_heldout_lines not in corpus.train
 
 
+def test_manual_is_english_and_has_each_paragraph_once():
+    corpus = load_corpus("python-manual")
+    paragraphs = (corpus.train + corpus.heldout).split(b"\n\n")
+    assert len(paragraphs) == len(set(paragraphs)) > 1000
+    assert corpus.train.count(b" the ") > 1000
+    assert corpus.source == "python-manual"
+
+
+def test_python_without_its_manual_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(DataError, match=r"this Python has no module pydoc_data\.topics"):
+        load_corpus("python-manual")
+
+
 def test_file_holds_out_its_last_part_from_a_line_end(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"a line of text\n" * 100)

@@ -87,7 +87,7 @@ SCHEDULE = choice(Schedule, "Learning rate after the warm-up.", default=Schedule
 BATCH_SIZE = whole("Examples of one worker in a step.", "text 8, images 32")
 DATA = choice(
     str,
-    "Text: a file, a folder of .txt books, hf:NAME or hf:NAME:CONFIGURATION. "
+    "Text: a file, a folder of .txt books, python-manual, hf:NAME or hf:NAME:CONFIGURATION. "
     "Images: cifar-10-batches-py.",
     "Python's standard library; scikit-learn's digits",
 )

@@ -1,10 +1,12 @@
-"""Texts to train on: the standard library's source, files, or a Hugging Face data set."""
+"""Texts to train on: Python's own source and manual, files, or a Hugging Face data set."""
 
 from __future__ import annotations
 
 import codecs
+import importlib
 import logging
 import os
+import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ HUB_BYTES = 64_000_000
 # A corpus of 10^9 bytes, enwik9, fits.
 FILE_BYTES = 1 << 30
 HUB_PREFIX = "hf:"
+MANUAL = "python-manual"
 BOOK_PATTERN = "*.txt"
 HELDOUT_SHARE = 0.05
 _HELDOUT_EVERY = round(1 / HELDOUT_SHARE)
@@ -45,9 +48,10 @@ _EXCLUDED_FOLDERS = frozenset(
     }
 )
 _EXPECTED = (
-    f"expected the path of a text file or of a folder of {BOOK_PATTERN}, {HUB_PREFIX}NAME, or "
-    "nothing for the Python standard library's source"
+    f"expected the path of a text file or of a folder of {BOOK_PATTERN}, {HUB_PREFIX}NAME, "
+    f"{MANUAL}, or nothing for the Python standard library's source"
 )
+_RULED_LINE = re.compile(r"\n[*=~-]{3,}$")
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ def load_corpus(source: str | None) -> Corpus:
     """Read the text of a given source.
 
     Args:
-        source: None for the Python standard library's source; ``hf:NAME`` or
+        source: None for the Python standard library's source; ``python-manual`` for the English
+            text that Python's ``help()`` shows of the language; ``hf:NAME`` or
             ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise a path. The path leads
             to a text file, or to a folder with books as ``.txt`` files, in the order of their
             names. Every 20th book of a folder is for validation, or the last one of fewer. Of any
@@ -84,6 +89,8 @@ def load_corpus(source: str | None) -> Corpus:
     """
     if source is None:
         corpus = _load_stdlib(Path(sysconfig.get_path("stdlib")))
+    elif source == MANUAL:
+        corpus = _load_manual()
     elif source.startswith(HUB_PREFIX):
         corpus = _load_hub(source)
     elif not source:
@@ -114,6 +121,21 @@ def _load_stdlib(folder: Path) -> Corpus:
         texts.append(path.read_bytes())
         size += len(texts[-1])
     return _hold_out_books("Python standard library", texts)
+
+
+def _load_manual() -> Corpus:
+    """Read the topics of ``help()``; a paragraph that several topics share counts once."""
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise DataError(
+            f"text data {MANUAL}: this Python has no module pydoc_data.topics; {_EXPECTED}"
+        ) from error
+    paragraphs: dict[str, None] = {}
+    for topic in topics.values():
+        for paragraph in topic.split("\n\n"):
+            paragraphs.setdefault(_RULED_LINE.sub("", paragraph.strip("\n")))
+    return _split_near_end(MANUAL, "\n\n".join(filter(str.strip, paragraphs)).encode())
 
 
 def _hold_out_books(source: str, texts: Sequence[bytes]) -> Corpus:
