@@ -1,14 +1,16 @@
-"""Draw what explains a vote: what becomes of one weight matrix, and the bytes of a step.
+"""Draw what explains a vote and a crew: one weight matrix, the bytes of a step, lost workers.
 
-python benchmarks/pictures.py      # results/vote.png, results/bytes.png
+python benchmarks/pictures.py      # results/vote.png, bytes.png and crew_timeline.png
 
 The first one trains a small network for some steps by ``VirtualCluster`` and shows what its next
-vote is made of. Nothing in either picture is timed.
+vote is made of. Nothing in the first two is timed; the third one is drawn from crew_timeline.json.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +24,11 @@ import distlion
 RESULTS = Path(__file__).resolve().parent / "results"
 WORKERS, STEPS, BETA1, SEED = 4, 30, 0.9, 3
 BLUE, ORANGE, GREY = "#3b6ea8", "#d9541e", "#8d96a3"
+RED, GREEN = "#b3121d", "#1a6b33"
 SIGNS = ListedColormap([BLUE, ORANGE])
 PARAMETERS = 124e6
+WINDOW_S = 0.5
+"""In which steps are counted."""
 
 
 def sample_batch(worker: int, step: int) -> tuple[Tensor, Tensor]:
@@ -129,6 +134,54 @@ def draw_bytes(workers: int = 4) -> Figure:
     return figure
 
 
+def list_marks(events: list[dict[str, Any]]) -> list[tuple[float, str, str]]:
+    """Return moment, words and color of what happens to workers."""
+    marks = []
+    for event in events:
+        worker = f"worker {event['worker']}"
+        if event["kind"] == "stop":
+            marks.append((event["time_s"], f"{worker} is stopped", BLUE))
+            marks.append((event["woken_s"], f"{worker} goes on", GREEN))
+        elif event["kind"] == "kill":
+            marks.append((event["time_s"], f"{worker} is killed", RED))
+        else:
+            marks.append((event["time_s"], f"{worker} is started", GREEN))
+    return marks
+
+
+def draw_timeline(record: dict[str, Any]) -> Figure:
+    """Draw a crew's steps a second, and its members, over time."""
+    moments_s = np.array(record["step_s"])
+    end_s = moments_s[-1]
+    edges_s = np.arange(0.0, end_s, WINDOW_S)
+    rates = np.histogram(moments_s, edges_s)[0] / WINDOW_S
+    figure = Figure(figsize=(8.4, 4.2), dpi=160, layout="constrained")
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    top.stairs(rates, edges_s, fill=True, color=ORANGE, alpha=0.35)
+    top.stairs(rates, edges_s, color=ORANGE)
+    top.set_ylabel("steps a second")
+    most = float(rates.max())
+    top.set_ylim(0, 2.0 * most)
+    top.set_yticks(range(0, int(most) + 1, 5))
+    since_s, counts = zip(*record["members"], strict=True)
+    below.stairs(counts, [*since_s, end_s], fill=True, color=GREY, alpha=0.5, baseline=0)
+    below.set_ylabel("members\nthat vote")
+    below.set_yticks(range(max(counts) + 1))
+    below.set_xlabel("seconds")
+    for moment_s, words, color in list_marks(record["events"]):
+        for axes in (top, below):
+            axes.axvline(moment_s, color=color, linewidth=1.2)
+        top.text(
+            moment_s + 0.4, 1.97 * most, words, rotation=90, va="top", fontsize="small", color=color
+        )
+    for axes in (top, below):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlim(0, end_s)
+    return figure
+
+
 if __name__ == "__main__":
     draw_vote(find_directions()).savefig(RESULTS / "vote.png")
     draw_bytes().savefig(RESULTS / "bytes.png")
+    timeline = json.loads((RESULTS / "crew_timeline.json").read_text())
+    draw_timeline(timeline).savefig(RESULTS / "crew_timeline.png")

@@ -30,6 +30,19 @@ BACK = '<nav style="margin-bottom: 1rem"><a href="index.html">Documentation of d
 LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
 # Pages that others link to, but that neither the navigation nor the search lists.
 RECORDS = ("benchmarks/results/", "studies/")
+# What readers search for, and the heading below which the answer stands. Such an entry of the index
+# comes before all other results of a search.
+ANSWERS = {
+    "docs/recipe": {"## The learning rate": ["learning rate"]},
+    "docs/how-to/several-gpus": {"## GPUs": ["NCCL", "GPU"], "## FSDP2": ["FSDP", "FSDP2"]},
+    "docs/how-to/checkpoints": {"# Checkpoints": ["resume", "checkpoint"]},
+    "docs/how-to/diagnose": {"## The loss is NaN": ["loss is NaN", "NaN"]},
+    "docs/how-to/clipping": {"# Clip gradients": ["gradient clipping"]},
+    "docs/how-to/slow-link": {"## Overlap": ["overlap"], "## Own sockets": ["firewall"]},
+    "docs/how-to/crew": {"# Workers that come and go": ["crew", "spot instances"]},
+    "docs/how-to/fine-tune": {"# Fine-tune a pretrained network": ["fine-tuning", "LoRA"]},
+    "docs/how-to/images": {"# Images with Lightning on four machines": ["BatchNorm"]},
+}
 # What the planner's page opens with.
 PLANNED = ("--params", "350e6", "--nodes", "8", "--link", "1gbit", "--compute-s", "0.5")
 
@@ -156,20 +169,34 @@ def read_source(app: Any, docname: str, source: list[str]) -> None:
     if not re.search(r"^# ", source[0], re.MULTILINE):
         title = docname.rsplit("/", 1)[-1].replace("_", " ").capitalize()
         source[0] = f"# {title}\n\n{source[0]}"
+    source[0] = index_answers(docname, source[0])
     if docname.startswith(RECORDS):
         source[0] = f"---\nnosearch: true\norphan: true\n---\n{source[0]}"
+
+
+def index_answers(docname: str, text: str) -> str:
+    """Put main entries of the index, marked `!`, below the headings of ``ANSWERS``."""
+    for heading, entries in ANSWERS.get(docname, {}).items():
+        before, found, after = f"\n{text}".partition(f"\n{heading}\n")
+        if not found:
+            raise ValueError(f"{docname} has no heading {heading!r}, which searches should find")
+        index = "".join(f"\n```{{index}} ! {entry}\n```\n" for entry in entries)
+        text = f"{before}{found}{index}{after}".removeprefix("\n")
+    return text
 
 
 def describe_page(
     app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Describe a page by its first paragraph, and mark long signatures as mere layout.
+    """Describe a page by its first paragraph, and make it right for keyboards and screen readers.
 
     Sphinx sets each parameter of a long signature as a definition without a term, which a screen
-    reader would announce.
+    reader would announce. Code and tables that are wider than the page scroll, so keys must
+    reach them.
     """
     del app, pagename, templatename
-    body = context.get("body", "")
+    body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
     context["body"] = body.replace('<dl>\n<dd><em class="sig-param">', LAYOUT)
     if doctree is not None and (text := find_description(doctree)):
         context["metatags"] += f'<meta name="description" content="{html.escape(text)}">'

@@ -66,6 +66,19 @@ def test_studies_and_results_are_outside_of_navigation_and_search() -> None:
     assert source == ["# Title\n"]
 
 
+def test_answers_have_entries_of_the_index_below_their_headings() -> None:
+    generated = load("generated")
+    for name in generated.ANSWERS:
+        page = (DOCS.parent / f"{name}.md").read_text()
+        assert generated.index_answers(name, page) != page
+    diagnose = generated.index_answers(
+        "docs/how-to/diagnose", "# Title\n\n## The loss is NaN\nText"
+    )
+    assert diagnose.startswith("# Title\n\n## The loss is NaN\n\n```{index} ! loss is NaN\n```\n")
+    with pytest.raises(ValueError, match="no heading"):
+        generated.index_answers("docs/how-to/diagnose", "# Title\n")
+
+
 @pytest.mark.parametrize("name", distlion.__all__)
 def test_public_name_is_in_the_reference(name: str) -> None:
     assert f"distlion.{name}" in list_described()
@@ -196,6 +209,15 @@ def test_page_is_described_by_its_first_running_text_cut_at_a_word() -> None:
     assert described[1].startswith("Say &quot;it&quot; in words. more")
     assert described[1].endswith(" more ...")
     assert len(described[1]) <= 160 + 2 * len("quot;")
+
+
+def test_code_and_tables_that_scroll_are_reached_by_keys() -> None:
+    pytest.importorskip("docutils")
+    context = {"body": '<pre><span></span>a\n</pre><div class="table-wrapper docutils">'}
+    load("generated").describe_page(None, "", "", context, None)
+    assert context["body"] == (
+        '<pre tabindex="0"><span></span>a\n</pre><div tabindex="0" class="table-wrapper docutils">'
+    )
 
 
 def test_lines_of_a_long_signature_are_no_definitions() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -27,6 +28,17 @@ HIDDEN_PIXELS = """() => {
     walk(article);
     return Math.round(furthest - window.innerWidth);
 }"""
+
+ANSWERS = {
+    "learning rate": "docs/recipe.html",
+    "NCCL": "docs/how-to/several-gpus.html",
+    "FSDP": "docs/how-to/several-gpus.html",
+    "resume": "docs/how-to/checkpoints.html",
+    "loss is NaN": "docs/how-to/diagnose.html",
+}
+FIRST_RESULT = "#search-results ul.search > li > a"
+# The theme has two complementary landmarks, one of them without a name.
+RULES_OF_THE_THEME = ("landmark-unique",)
 
 GIVEN_UP = "net::ERR_ABORTED"
 """The next page opens before the last one has its icon. A missing icon is another failure."""
@@ -95,3 +107,32 @@ def test_first_page_leads_to_the_documents(site: Path, browser: Any) -> None:
     page.wait_for_url("**/docs/index.html")
     assert page.title() == "distlion"
     page.close()
+
+
+@pytest.mark.parametrize("asked", ANSWERS)
+def test_first_result_of_a_search_is_the_page_that_answers(
+    site: Path, browser: Any, asked: str
+) -> None:
+    page = browser.new_page()
+    page.goto(f"{(site / 'search.html').as_uri()}?q={quote_plus(asked)}")
+    page.wait_for_function("document.querySelector('.search-summary')?.innerText.includes('found')")
+    assert page.get_attribute(FIRST_RESULT, "href").split("#")[0] == ANSWERS[asked]
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_break_no_rule_of_accessibility(site: Path, browser: Any, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = browser.new_page(viewport={"width": 1280, "height": 844}, color_scheme=scheme)
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if scheme == "light":
+        options["rules"] = {name: {"enabled": False} for name in RULES_OF_THE_THEME}
+    else:  # only colors are others
+        options["runOnly"] = ["color-contrast"]
+    faults: list[str] = []
+    for path in sorted((site / "docs").rglob("*.html")):
+        page.goto(path.as_uri())
+        found = axe.run(page, options=options).response["violations"]
+        faults += [f"{path.stem}: {each['id']}: {each['nodes'][0]['html']}" for each in found]
+    page.close()
+    assert faults == []

@@ -1,6 +1,6 @@
 """Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
 
-    python benchmarks/crew [--parts soak systems stops cost sizes] [--seed 0] [--json]
+    python benchmarks/crew [--parts soak systems stops timeline cost sizes] [--seed 0] [--json]
                            [--results FOLDER] [--events 200] [--rounds 3] [--round-events 8]
                            [--turns 40] [--sizes 25m 125m] [--rates unlimited 1gbit]
 
@@ -13,6 +13,9 @@ Part systems: the same for distlion's crew, torchft and torchelastic in turns; i
 them starts afresh and goes through the same events.
 
 Part stops: the same for the first two of them, with nothing but workers that SIGSTOP holds for 6 s.
+
+Part timeline: one crew, a worker that SIGSTOP holds for 6 s, two that are killed and two that come,
+one after the other; when each step was committed. benchmarks/pictures.py draws it.
 
 Part cost: a step with a crew beside a step without one, in the same processes, on hosts of the
 network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
@@ -53,18 +56,20 @@ from event_plan import (
     plan_events,
     plan_sizes,
     plan_stops,
+    plan_timeline,
 )
 from fleet import SoakError
-from reading import read_logs, summarize
+from reading import read_logs, summarize, trace_steps
 from soak_run import play, run_soak
 from step_cost import measure_cost
 from systems import SYSTEMS, build_system, is_there
-from tables import write_cost, write_sizes, write_soak
-from training_load import MIN_WORKERS, SIZE, SIZES
+from tables import write_cost, write_sizes, write_soak, write_timeline
+from training_load import MIN_WORKERS, SIZE, SIZES, Size
 
 from distlion_netlab import Lab
 
-PARTS = ("soak", "systems", "stops", "cost", "sizes")
+PARTS = ("soak", "systems", "stops", "timeline", "cost", "sizes")
+WRITERS = {"cost": write_cost, "sizes": write_sizes, "timeline": write_timeline}
 PLACES = ("--keep", "--results")
 
 
@@ -96,11 +101,16 @@ def list_options(arguments: list[str]) -> list[str]:
     return kept
 
 
+def describe(size: Size) -> str:
+    """Describe a network, and how fast it is trained."""
+    return f"{'-'.join(map(str, size.widths))}, a step every {size.pace_s:g} s or later"
+
+
 def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path) -> dict[str, Any]:
     """Let systems take turns; one that does not run is noted and left out from then on."""
     conditions = read_conditions() | {
         "workers": f"{FEWEST} to {MOST}; {MIN_WORKERS} at least to train",
-        "network": f"{'-'.join(map(str, SIZE.widths))}, a step every {SIZE.pace_s:g} s or later",
+        "network": describe(SIZE),
     }
     runs: list[dict[str, Any]] = []
     missing = {name: "not installed" for name in systems if not is_there(name)}
@@ -121,11 +131,7 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
 def play_sizes(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Let systems take turns with each size and rate."""
     conditions = read_conditions() | {
-        "networks": "; ".join(
-            f"{name}: {'-'.join(map(str, SIZES[name].widths))}, a step every "
-            f"{SIZES[name].pace_s:g} s or later"
-            for name in args.sizes
-        ),
+        "networks": "; ".join(f"{name}: {describe(SIZES[name])}" for name in args.sizes),
     }
     names = ("crew", "torchft")
     missing = {name: "not installed" for name in names if not is_there(name)}
@@ -148,10 +154,24 @@ def play_sizes(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {"conditions": conditions, "left_out": missing, "runs": runs}
 
 
+def play_timeline(folder: Path) -> dict[str, Any]:
+    """Let one crew go through one event of each kind, and more; note each step."""
+    conditions = read_conditions() | {"niceness": os.nice(0), "network": describe(SIZE)}
+    record = run_soak("crew", plan_timeline(), folder / "timeline")
+    lines = read_logs(folder / "timeline")
+    summary = summarize(lines, record)
+    del summary["growth"]
+    conditions["load_average_after"] = round(os.getloadavg()[0], 2)
+    found = {"conditions": conditions, "tuning": record["tuning"], "summary": summary}
+    return found | trace_steps(lines, summary.pop("events"))
+
+
 def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if part == "cost":
         found = measure_cost(args.turns)
         return found | {"conditions": read_conditions() | found["conditions"]}
+    if part == "timeline":
+        return play_timeline(folder)
     if part == "soak":
         return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
     if part == "sizes":
@@ -185,7 +205,7 @@ def main() -> None:
     for part in args.parts:
         with tempfile.TemporaryDirectory(prefix="distlion-soak-") as folder:
             result = measure(part, args, args.keep or Path(folder))
-        write = {"cost": write_cost, "sizes": write_sizes}.get(part, write_soak)
+        write = WRITERS.get(part, write_soak)
         result = json.loads(json.dumps(result))
         if args.results is not None:
             file = args.results / f"crew_{part}.json"

@@ -40,6 +40,18 @@ class PlannedEvent:
     is_hasty: bool
 
 
+def plan_timeline() -> list[PlannedEvent]:
+    """Return a stop, two kills and two joins, each after all train together again."""
+    steps: list[tuple[Kind, int, float]] = [
+        ("stop", 2, 6.0),
+        ("kill", 1, 0.0),
+        ("kill", 0, 0.0),
+        ("join", START_WITH, 0.0),
+        ("join", START_WITH + 1, 0.0),
+    ]
+    return [PlannedEvent(kind, worker, stop_s, 4.0, False) for kind, worker, stop_s in steps]
+
+
 def plan_stops(n_events: int, seed: int) -> list[PlannedEvent]:
     """Draw stops of single workers, each as long as it takes to give one up."""
     chance = random.Random(seed)

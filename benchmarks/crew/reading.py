@@ -157,6 +157,35 @@ def _find_own_step(lines: list[Line], worker: int, moment_s: float) -> float | N
     return None if found is None else found - moment_s
 
 
+def trace_steps(lines: list[Line], events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a run as a line of time, in seconds from its first committed step.
+
+    Returns:
+        ``step_s``, when each step of each epoch was first committed; ``members``, moments from
+        which that many workers committed each step; and the events, with their moments.
+    """
+    commits = list_commits(lines)
+    zero_s = commits[0].time_s
+    voters: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for line in lines:
+        if line.kind == "step":
+            voters[line.epoch, line.step].add(line.worker)
+    members: list[list[float]] = []
+    for line in commits:
+        n_members = len(voters[line.epoch, line.step])
+        if not members or members[-1][1] != n_members:
+            members.append([round(line.time_s - zero_s, 3), n_members])
+    names = {"time_s", "woken_s", "settled_s"}
+    return {
+        "step_s": [round(line.time_s - zero_s, 3) for line in commits],
+        "members": members,
+        "events": [
+            {n: round(v - zero_s, 3) if n in names else v for n, v in event.items()}
+            for event in events
+        ],
+    }
+
+
 def measure_growth(lines: list[Line]) -> list[dict[str, Any]]:
     """Return what processes of the longest lives hold, at their beginning and at their end.
 

@@ -117,6 +117,28 @@ def _list_growth(runs: dict[str, list[dict[str, Any]]]) -> Cells:
     return rows
 
 
+TIMELINE_NOTES = """\
+Pause: the longest time without a committed step, until the next event; of a stop, until the worker
+woke. Members: workers that commit a step. `python benchmarks/pictures.py` draws it."""
+
+
+def write_timeline(result: dict[str, Any]) -> str:
+    """Return the page of one run, event by event."""
+    rows = []
+    ends_s = [event["time_s"] for event in result["events"][1:]] + [result["step_s"][-1]]
+    for event, end_s in zip(result["events"], ends_s, strict=True):
+        counts = [n_members for moment_s, n_members in result["members"] if moment_s < end_s]
+        cells = [event["kind"], str(event["worker"]), f"{event['time_s']:.1f}"]
+        rows.append([*cells, f"{event['pause_s']:.2f}", str(counts[-1])])
+    summary = result["summary"]
+    lines = ["# A crew over time", "", "Made by `python benchmarks/crew` from its JSON.", ""]
+    lines += [*_list_conditions(result), f"- crew: {result['tuning']}", "", TIMELINE_NOTES, ""]
+    lines += _draw(["event", "worker", "at, s", "pause, s", "members afterwards"], rows)
+    lines += ["", f"{summary['last_step']} steps in {summary['seconds']:g} s,"]
+    lines += [f"{summary['steps_repeated']} steps repeated, {len(summary['forks'])} forks."]
+    return "\n".join([*lines, ""])
+
+
 def write_cost(result: dict[str, Any]) -> str:
     """Return the page of what a crew costs without faults."""
     head = ["workers", "parameters", "rate", "without, ms", "with, ms", "ratio"]

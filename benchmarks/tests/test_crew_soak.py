@@ -89,6 +89,24 @@ def test_a_pause_ends_with_the_next_event_that_waited(crew: Any, tmp_path: Path)
     assert join["pause_s"] == pytest.approx(7.1)
 
 
+def test_a_line_of_time_has_steps_members_and_events(crew: Any, tmp_path: Path) -> None:
+    logs = [Log(tmp_path, worker) for worker in range(3)]
+    for log in logs:
+        log.add_steps(1, range(10), 50.0)
+    for log in logs[:2]:
+        log.add_steps(2, range(10, 20), 53.0)
+    lines = crew.reading.read_logs(tmp_path)
+    kill = event("kill", 2, 51.0, settled_s=53.5, pause_s=2.0)
+    traced = crew.reading.trace_steps(lines, [kill])
+    assert traced["step_s"] == [n / 10 for n in range(10)] + [3 + n / 10 for n in range(10)]
+    assert traced["members"] == [[0.0, 3], [3.0, 2]]
+    assert traced["events"] == [event("kill", 2, 1.0, settled_s=3.5, pause_s=2.0)]
+    summary = {"last_step": 20, "seconds": 3.9, "steps_repeated": 0, "forks": []}
+    result = {"conditions": {"a": 1}, "tuning": "none", "summary": summary, **traced}
+    page = crew.tables.write_timeline(result)
+    assert "| kill | 2 | 1.0 | 2.00 | 2 |" in page
+
+
 def test_forks_and_repeated_steps_are_found(crew: Any, tmp_path: Path) -> None:
     first, second = Log(tmp_path, 0), Log(tmp_path, 1)
     for log in (first, second):
