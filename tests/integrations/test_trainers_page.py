@@ -38,7 +38,7 @@ def shorten(code: str) -> str:
 
 def write_table() -> str:
     """Write the table of the exam, out of the list."""
-    lines = [["", *(each.name for each in CONTESTANTS)], ["---"] * (len(CONTESTANTS) + 1)]
+    lines = [["feature", *(each.name for each in CONTESTANTS)], ["---"] * (len(CONTESTANTS) + 1)]
     lines.append(["tested with", *(each.tested_with for each in CONTESTANTS)])
     for row in ROWS:
         cells = ["not offered" if row.name in each.lacks else "yes" for each in CONTESTANTS]
