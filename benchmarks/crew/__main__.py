@@ -62,7 +62,7 @@ from fleet import SoakError
 from reading import read_logs, summarize, trace_steps
 from soak_run import play, run_soak
 from step_cost import measure_cost
-from systems import SYSTEMS, build_system, is_there
+from systems import COMPARED, SIZED, build_system, is_there
 from tables import write_cost, write_sizes, write_soak, write_timeline
 from training_load import MIN_WORKERS, SIZE, SIZES, Size
 
@@ -133,10 +133,9 @@ def play_sizes(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     conditions = read_conditions() | {
         "networks": "; ".join(f"{name}: {describe(SIZES[name])}" for name in args.sizes),
     }
-    names = ("crew", "torchft")
-    missing = {name: "not installed" for name in names if not is_there(name)}
+    missing = {name: "not installed" for name in SIZED if not is_there(name)}
     runs: list[dict[str, Any]] = []
-    for size, number, rate, name in product(args.sizes, range(args.rounds), args.rates, names):
+    for size, number, rate, name in product(args.sizes, range(args.rounds), args.rates, SIZED):
         if name in missing:
             continue
         plan = plan_sizes(SIZES[size].silence_s + 5.0)
@@ -181,7 +180,7 @@ def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
         plans = [plan_stops(args.round_events, seed) for seed in seeds]
         return play_soaks(["crew", "torchft"], plans, folder)
     plans = [plan_events(args.round_events, seed) for seed in seeds]
-    return play_soaks(list(SYSTEMS), plans, folder)
+    return play_soaks(list(COMPARED), plans, folder)
 
 
 def main() -> None:

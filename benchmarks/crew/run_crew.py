@@ -12,6 +12,7 @@ from training_load import (
     LR,
     MAX_WORKERS,
     MIN_WORKERS,
+    RETRIES,
     SIZE,
     Pace,
     build_model,
@@ -34,13 +35,17 @@ def main(file: Path, endpoint: str) -> None:
         silence_s=HEARTBEAT_S,
     ) as crew:
         optimizer = crew.optimizer(
-            model.named_parameters(), lr=LR, timeouts=distlion.Timeouts(step_s=SIZE.silence_s)
+            model.named_parameters(),
+            lr=LR,
+            timeouts=distlion.Timeouts(step_s=SIZE.silence_s),
+            retry=RETRIES,
         )
         while True:
             pace.wait()
             step = optimizer.committed_step
             compute_loss(model, step=step, place=crew.rank).backward()
             if optimizer.step():
+                step = optimizer.committed_step - 1
                 log.write_commit(step=step + 1, epoch=crew.epoch.number, params=model.parameters())
             else:
                 log.write_failure(step + 1)

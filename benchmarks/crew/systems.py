@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from training_load import ADDRESS_KEY, SIZE_KEY, SIZES, Size
+from training_load import ADDRESS_KEY, RETRIES_KEY, SIZE_KEY, SIZES, Size
 
 from distlion_netlab import Lab, enter
 
@@ -113,6 +113,18 @@ class CrewSystem(System):
         return [sys.executable, str(FOLDER / "run_crew.py"), str(log), endpoint]
 
 
+class RetryingCrewSystem(CrewSystem):
+    """A crew whose steps vote again where members change, so that no gradient is lost."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**super().environment, RETRIES_KEY: "1"}
+
+    @property
+    def tuning(self) -> str:
+        return f"{super().tuning}, retry=True"
+
+
 class TorchftSystem(System):
     """torchft: a lighthouse finds the workers, each of which is a replica group."""
 
@@ -167,9 +179,14 @@ class ElasticSystem(System):
 
 SYSTEMS: dict[str, type[System]] = {
     "crew": CrewSystem,
+    "crew-retry": RetryingCrewSystem,
     "torchft": TorchftSystem,
     "torchelastic": ElasticSystem,
 }
+
+
+COMPARED = ("crew", "torchft", "torchelastic")
+SIZED = ("crew", "crew-retry", "torchft")
 
 
 def build_system(name: str, folder: Path, size: str = "1m", lab: Lab | None = None) -> System:

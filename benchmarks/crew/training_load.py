@@ -39,10 +39,12 @@ SIZES = {
     "25m": Size((1024, 4096, 4096, 1024), batch_size=4, pace_s=0.5, silence_s=12),
     "125m": Size((4096, 8192, 8192, 3008), batch_size=2, pace_s=3.0, silence_s=30),
 }
-SIZE_KEY, ADDRESS_KEY = "SOAK_SIZE", "SOAK_ADDRESS"
+SIZE_KEY, ADDRESS_KEY, RETRIES_KEY = "SOAK_SIZE", "SOAK_ADDRESS", "SOAK_RETRIES"
 SIZE = SIZES[os.environ.get(SIZE_KEY, "1m")]
 ADDRESS = os.environ.get(ADDRESS_KEY, "127.0.0.1")
 """Of this worker, for the others."""
+RETRIES = os.environ.get(RETRIES_KEY) == "1"
+"""Whether a crew votes again with the gradients of a step in which members changed."""
 LR = 1e-4
 HEARTBEAT_S = 1
 """The same without heartbeats, where a system has them."""
