@@ -16,6 +16,7 @@ orthogonal (cautious but for hidden matrices). It makes first looks, not evidenc
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 import sys
 import tempfile
@@ -32,14 +33,15 @@ from torch import Tensor, nn
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE / "study"))
 
-from text import SPLITS, _Block  # noqa: E402
+from text import SPLITS, Block  # noqa: E402
 
 import distlion  # noqa: E402
 
 VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT = 8192, 64, 2, 4, 64
 WORKERS, WINDOWS = 4, 16
 WARM_UP_SHARE, SCORE_EVERY, SCORED = 0.2, 100, 256
-METHODS = ("adamw", "lion", "cautious", "plain", "orthogonal")
+ON_THE_MEAN = ("adamw", "lion")
+METHODS = (*ON_THE_MEAN, "cautious", "plain", "orthogonal")
 
 
 class TokenGPT(nn.Module):
@@ -48,7 +50,7 @@ class TokenGPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(_Block(WIDTH, HEADS) for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         nn.init.normal_(self.tokens.weight, std=0.05)
         nn.init.normal_(self.places.weight, std=0.05)
@@ -63,8 +65,15 @@ class TokenGPT(nn.Module):
 
 
 def read_tokens(folder: Path) -> tuple[Tensor, Tensor]:
-    """Return the tokens of the books to train on, and of those for validation; kept in a file."""
-    kept = Path(tempfile.gettempdir()) / f"distlion-tokens-{VOCABULARY}.npz"
+    """Return the tokens of the books to train on, and of those for validation.
+
+    They are kept in a file for the next call with the same books.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.txt")):
+        digest.update(path.name.encode() + path.read_bytes())
+    name = f"distlion-tokens-{VOCABULARY}-{digest.hexdigest()[:16]}.npz"
+    kept = Path(tempfile.gettempdir()) / name
     if not kept.exists():
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -81,7 +90,9 @@ def read_tokens(folder: Path) -> tuple[Tensor, Tensor]:
         def encode(texts: Iterable[str]) -> Any:
             return np.concatenate([np.array(tokenizer.encode(text).ids) for text in texts])
 
-        np.savez(kept, train=encode(train), valid=encode(books[name] for name in validation))
+        draft = kept.with_suffix(".draft.npz")  # a call that is interrupted leaves no half file
+        np.savez(draft, train=encode(train), valid=encode(books[name] for name in validation))
+        draft.replace(kept)
     found = np.load(kept)
     train, valid = (torch.from_numpy(found[name].astype(np.int64)) for name in ("train", "valid"))
     return train, valid
@@ -122,7 +133,7 @@ def train(args: argparse.Namespace) -> None:
     else:
         workers = 1 if args.method == "lion" else WORKERS
         optimizer = distlion.VirtualCluster(groups, lr=args.lr, workers=workers)
-    n_parts = WORKERS if args.method not in ("adamw", "lion") else 1
+    n_parts = 1 if args.method in ON_THE_MEAN else WORKERS
 
     def compute_loss(windows: Tensor) -> Tensor:
         logits = model(windows[:, :-1])
@@ -163,8 +174,11 @@ def main() -> None:
     parser.add_argument("--ternary", action="store_true", help="TernaryVote for the embedding")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    if args.ternary and args.method in ON_THE_MEAN:
+        parser.error(f"--ternary is a rule of votes, and {args.method} has none")
     torch.set_num_threads(1)
-    train(parser.parse_args())
+    train(args)
 
 
 if __name__ == "__main__":

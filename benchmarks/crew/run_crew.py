@@ -45,8 +45,8 @@ def main(file: Path, endpoint: str) -> None:
             step = optimizer.committed_step
             compute_loss(model, step=step, place=crew.rank).backward()
             if optimizer.step():
-                step = optimizer.committed_step - 1
-                log.write_commit(step=step + 1, epoch=crew.epoch.number, params=model.parameters())
+                step = optimizer.committed_step
+                log.write_commit(step=step, epoch=crew.epoch.number, params=model.parameters())
             else:
                 log.write_failure(step + 1)
             optimizer.zero_grad()

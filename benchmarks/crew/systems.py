@@ -41,7 +41,7 @@ class System:
         name: Of the system.
         port: Of its coordinator, which outlives all workers.
         folder: What workers may share.
-        size: Name of the network.
+        size_name: Of the network.
         lab: Hosts of the network lab, one for the coordinator and one for each worker; None if all
             run on this machine's loopback.
 

@@ -34,7 +34,7 @@ _SCORE_BATCH = 64
 _INIT, _PLACE = 0x696E6974, 0x706C616365
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Attend, then transform each position, both added to their normed input."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -67,7 +67,7 @@ class SmallGPT(nn.Module):
         super().__init__()
         self.bytes = nn.Embedding(256, width)
         self.places = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         nn.init.normal_(self.bytes.weight, std=0.05)
         nn.init.normal_(self.places.weight, std=0.05)

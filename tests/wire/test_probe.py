@@ -12,7 +12,7 @@ from rank_process import PROBE
 pytestmark = pytest.mark.distributed
 
 WHOLE = {name: getattr(probe, name) for name in PROBE}
-"""What workers of tests shorten; here in the process of pytest, which measures as users do."""
+"""The whole measurement; the processes of workers in tests take a shorter one."""
 
 
 def measure(rank, world_size, settings):

@@ -55,14 +55,13 @@ def check_votes(optimizer: Any, where: str) -> Voter:
     Raises:
         UnsupportedTypeError: It does not vote: replicas would diverge.
     """
-    optimizer = _unwrap(optimizer, Voter)
-    if not isinstance(optimizer, Voter):
-        raise UnsupportedTypeError(
-            f"the optimizer is a {type(optimizer).__name__}, which does not vote, and {where} "
-            "averages no gradients, so replicas would diverge; make it a "
-            "distlion.DistributedLion or a distlion.LocalSteps"
-        )
-    return optimizer
+    found: Voter = _find_inside(
+        optimizer,
+        Voter,
+        f"which does not vote, and {where} averages no gradients, so replicas would diverge; make "
+        "it a distlion.DistributedLion or a distlion.LocalSteps",
+    )
+    return found
 
 
 def check_retries(optimizer: Any) -> RetryingLion:
@@ -71,19 +70,21 @@ def check_retries(optimizer: Any) -> RetryingLion:
     Raises:
         UnsupportedTypeError: It is no crew's, or does not try its steps again.
     """
-    optimizer = _unwrap(optimizer, RetryingLion)
-    if not isinstance(optimizer, RetryingLion):
-        raise UnsupportedTypeError(
-            f"the optimizer is a {type(optimizer).__name__}, and this trainer ignores what "
-            "step() returns where members of a crew change; give it "
-            "crew.optimizer(..., retry=True)"
-        )
-    return optimizer
+    found: RetryingLion = _find_inside(
+        optimizer,
+        RetryingLion,
+        "and this trainer ignores what step() returns where members of a crew change; give it "
+        "crew.optimizer(..., retry=True)",
+    )
+    return found
 
 
-def _unwrap(optimizer: Any, kind: Any) -> Any:
-    """Return the optimizer inside of wrappers, the first of this kind or the innermost one."""
-    while not isinstance(optimizer, kind) and hasattr(optimizer, "optimizer"):
+def _find_inside(optimizer: Any, kind: Any, problem: str) -> Any:
+    """Return the optimizer of a kind inside of frameworks' wrappers; say the problem without it."""
+    while not isinstance(optimizer, kind):
+        if not hasattr(optimizer, "optimizer"):
+            name = type(optimizer).__name__
+            raise UnsupportedTypeError(f"the optimizer is a {name}, {problem}")
         optimizer = optimizer.optimizer
     return optimizer
 

@@ -47,7 +47,7 @@ _MOST_AT_ONCE = 32
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Until a member that closed a connection is dialed again: as it does of the oldest of many."""
 _Wait = tuple[socket.socket | None, int, float]
-"""What a task waits for: a socket, the event there, and the time at which the wait ends."""
+"""A task waits for an event on a socket until a moment; without a socket, only for the moment."""
 _Task = Generator[_Wait, None, None]
 
 
