@@ -36,7 +36,8 @@ DRAWN = (*BASELINES, *SHOWN, "quantized-4-all-reduce", "full-all-reduce")
 EXCHANGED = ("all-reduce-fp32", "majority-all-reduce", "majority-all-gather")
 SCALED = ("none", "ddp-fp32", "majority-all-reduce", "majority-auto")
 
-DEVICE_METHODS = (*BASELINES, *JUDGED)
+# Votes over Gloo as well, beside those over distlion's own sockets.
+DEVICE_METHODS = (*BASELINES, *JUDGED, *(f"{name}-gloo" for name in JUDGED))
 # Hosts, layers, width, seconds of the accelerator, rates: 8.4, 25 and 101 million parameters.
 DEVICES = (
     (2, 8, 1024, 0.3, ("10mbit", "100mbit", "1gbit", "10gbit")),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,12 +17,20 @@ from transformers import GPT2Config
 from distlion.local import LocalSteps
 from distlion.optim import DistributedLion, Lion
 from distlion.step import Replicas
+from distlion.wire.tcp import WIRE_VARIABLE
 from distlion_lab.baselines.ddp import compress_gradients, wrap_in_ddp
 from distlion_lab.planning.line import wire_bytes
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
 from distlion_lab.tasks.models import build_language_model
 from distlion_netlab.device import EmulatedModel
-from distlion_netlab.method_names import ALL_REDUCE, BASELINES, FLOOR, find_period, parse_vote
+from distlion_netlab.method_names import (
+    ALL_REDUCE,
+    BASELINES,
+    FLOOR,
+    find_period,
+    find_wire,
+    parse_vote,
+)
 from distlion_netlab.rehearsal import is_trying_overlap, rehearse_step
 from distlion_netlab.workload import DeviceWorkload, GptWorkload, VectorWorkload, Workload
 
@@ -79,9 +88,22 @@ def start_run(name: str, workload: Workload, *, rank: int) -> LabRun:
         workload: Model and data, emulated accelerator, or vector.
         rank: Number of this worker; data differs between workers.
     """
-    if isinstance(workload, VectorWorkload):
-        return _build_exchange(name, workload, rank)
-    return _build_training(name, workload, rank)
+    with _over(find_wire(name)):
+        if isinstance(workload, VectorWorkload):
+            return _build_exchange(name, workload, rank)
+        return _build_training(name, workload, rank)
+
+
+@contextmanager
+def _over(wire: str | None) -> Iterator[None]:
+    """Let optimizers that are made meanwhile take this transport; None for the default one."""
+    before = os.environ.get(WIRE_VARIABLE)
+    if wire is not None:
+        os.environ[WIRE_VARIABLE] = wire
+    yield
+    os.environ.pop(WIRE_VARIABLE, None)
+    if before is not None:
+        os.environ[WIRE_VARIABLE] = before
 
 
 def average_gradients(model: nn.Module, name: str, *, seed: int) -> nn.Module:

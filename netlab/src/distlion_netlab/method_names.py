@@ -28,6 +28,7 @@ BASELINES: dict[str, Compression | PowerSGD | None] = {
 ALL_REDUCE = "all-reduce-fp32"
 """Method of a bare vector: the all-reduce itself, without an optimizer."""
 
+_WIRES = ("gloo", "tcp")
 _LOCAL = re.compile(r"local-([2-9]|[1-9]\d+)")
 _OVERLAP = "-overlap"
 _OVERLAP_AUTO = "-overlap-auto"
@@ -41,16 +42,19 @@ def list_patterns() -> list[str]:
 def parse_vote(name: str) -> VoteOptions:
     """Read ``RULE-PATTERN``, ``RULE-PATTERN-overlap`` or ``RULE-PATTERN-overlap-auto``.
 
+    A transport may follow, such as ``-gloo``; ``find_wire`` reads it.
+
     Returns:
         Rule, exchange and overlap.
 
     Raises:
         InvalidArgumentError: There is no such rule or pattern.
     """
+    vote = name.removesuffix(f"-{find_wire(name)}")
     overlap: bool | Literal["auto"] = (
-        "auto" if name.endswith(_OVERLAP_AUTO) else name.endswith(_OVERLAP)
+        "auto" if vote.endswith(_OVERLAP_AUTO) else vote.endswith(_OVERLAP)
     )
-    base = name.removesuffix(_OVERLAP_AUTO).removesuffix(_OVERLAP)
+    base = vote.removesuffix(_OVERLAP_AUTO).removesuffix(_OVERLAP)
     for pattern in list_patterns():
         rule = base.removesuffix(f"-{pattern}")
         if rule != base and rule in RULES:
@@ -62,6 +66,11 @@ def parse_vote(name: str) -> VoteOptions:
     raise InvalidArgumentError(
         f"method {name!r} is unknown; {suggest(name, known, all_in='distlion netlab sweep --help')}"
     )
+
+
+def find_wire(name: str) -> str | None:
+    """Return the transport of votes that a method's name ends with; None for the default one."""
+    return next((wire for wire in _WIRES if name.endswith(f"-{wire}")), None)
 
 
 def find_period(name: str) -> int:

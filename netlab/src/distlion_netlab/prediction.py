@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from distlion.wire import AllGather, Exchange, LinkModel, ParameterServer
+from distlion.wire.tcp import choose_wire
 from distlion_lab.planning.gradient_all_reduce import GradientAllReduce, forecast_all_reduce
 from distlion_lab.planning.machine import Machine
 from distlion_lab.planning.scenario import Scenario
@@ -14,6 +15,7 @@ from distlion_netlab.method_names import (
     DDP_FP32,
     FLOOR,
     find_period,
+    find_wire,
     is_baseline,
     parse_vote,
 )
@@ -28,7 +30,7 @@ class Surroundings:
         n_parameters: Trainable elements of the model.
         hosts: Number of hosts, with one worker on each.
         cores: Cores of this machine, on which all hosts run.
-        link: Link between the workers, probed while all send at once; its latency counts.
+        link: Link between the workers, probed over Gloo while all send at once; its latency counts.
         machine: Measured rates of one worker's kernels.
         votes: Measured cost of sending if all send to all.
         gradients: Measured cost of sending if each sends to the next one.
@@ -60,15 +62,16 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
         return forecast_all_reduce(scenario, bits).step_s
     if is_baseline(name) or find_period(name) > 1:
         return None
-    vote = parse_vote(name)
+    vote, wire = parse_vote(name), find_wire(name) or choose_wire()
     exchange = vote["exchange"]
     if isinstance(exchange, Exchange):
         patterns = [exchange]
     else:
-        patterns = list_able(_describe(surroundings, surroundings.votes), vote["aggregation"])
+        votes = surroundings.votes
+        patterns = list_able(_describe(surroundings, votes, wire), vote["aggregation"])
     return min(
         forecast_votes(
-            _describe(surroundings, _find_traffic(surroundings, pattern)),
+            _describe(surroundings, _find_traffic(surroundings, pattern, wire), wire),
             vote["aggregation"],
             pattern,
             overlap=overlap,
@@ -78,14 +81,15 @@ def predict_step(name: str, surroundings: Surroundings) -> float | None:
     )
 
 
-def _find_traffic(surroundings: Surroundings, pattern: Exchange) -> Traffic:
-    """Return the traffic of a pattern's messages; large all-gathers go along a ring."""
+def _find_traffic(surroundings: Surroundings, pattern: Exchange, wire: str) -> Traffic:
+    """Return the traffic of a pattern's messages; Gloo's large all-gathers go along a ring."""
     if isinstance(pattern, ParameterServer):
         return surroundings.server
-    return surroundings.gradients if isinstance(pattern, AllGather) else surroundings.votes
+    goes_along_ring = isinstance(pattern, AllGather) and wire == "gloo"
+    return surroundings.gradients if goes_along_ring else surroundings.votes
 
 
-def _describe(surroundings: Surroundings, traffic: Traffic) -> Scenario:
+def _describe(surroundings: Surroundings, traffic: Traffic, wire: str = "gloo") -> Scenario:
     # Hosts that share the cores of one machine slow each other down.
     crowding = max(1.0, surroundings.hosts / surroundings.cores)
     machine = replace(
@@ -101,4 +105,5 @@ def _describe(surroundings: Surroundings, traffic: Traffic) -> Scenario:
         link=replace(surroundings.link, rate_bit_per_s=traffic.rate_bit_per_s),
         compute_s=max(surroundings.floor_s - lion_s, lion_s),
         machine=machine,
+        wire=wire,
     )

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from distlion.wire import Gloo, LinkModel, Transport, probe_link
+from distlion.wire.groups import own_group
+from distlion.wire.tcp import choose_wire, link_over
 from distlion_lab.planning.bench import measure_kernels
 from distlion_lab.planning.machine import Machine
 from distlion_netlab.calls import Answer, Block, Call
@@ -30,6 +32,7 @@ class SweepWorker:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._runs: dict[str, LabRun] = {}
+        self._voters: Transport | None = None
 
     def build(self, name: str, workload: Workload) -> int:
         """Build a method, in place of an earlier one of that name; count its parameters."""
@@ -62,11 +65,12 @@ class SweepWorker:
 
     def probe(self) -> LinkModel:
         """Measure the link with all workers sending at once; equal on all of them."""
-        return probe_link(_make_link(), step=0)
+        assert dist.group.WORLD is not None
+        return probe_link(Gloo(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S), step=0)
 
     def exchange(self, chunk_bytes: int, times: int) -> None:
         """Exchange a chunk with each peer, as votes are exchanged, ``times`` times in sequence."""
-        link = _make_link()
+        link = self._link_voters()
         chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8, device="cpu")
         received = torch.zeros_like(chunks)
         for _ in range(times):
@@ -74,7 +78,7 @@ class SweepWorker:
 
     def gather(self, chunk_bytes: int, times: int) -> None:
         """Send a chunk to the first worker, as to a parameter server, ``times`` times."""
-        link = _make_link()
+        link = self._link_voters()
         chunk = torch.zeros(chunk_bytes, dtype=torch.uint8, device="cpu")
         out = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8, device="cpu")
         for _ in range(times):
@@ -100,10 +104,14 @@ class SweepWorker:
         """Check that all workers hold the same parameters."""
         self._runs[name].verify_replicas()
 
-
-def _make_link() -> Transport:
-    assert dist.group.WORLD is not None
-    return Gloo(dist.group.WORLD, timeout_s=_PROBE_TIMEOUT_S)
+    def _link_voters(self) -> Transport:
+        """Return a link as votes have it, over the transport that is the default."""
+        if self._voters is None:
+            assert dist.group.WORLD is not None
+            wire, limit_s = choose_wire(), _PROBE_TIMEOUT_S
+            group = own_group(dist.group.WORLD, name="probes", timeout_s=limit_s, wire=wire)
+            self._voters = link_over(group, timeout_s=limit_s)
+        return self._voters
 
 
 def _read_retransmitted() -> int:

@@ -53,13 +53,15 @@ class Tcp(Gloo):
 
 
 def choose_wire() -> Wire:
-    """Return the transport that ``DISTLION_WIRE`` names; Gloo without it.
+    """Return the transport that ``DISTLION_WIRE`` names.
+
+    Without it, own sockets on Linux, and Gloo elsewhere.
 
     Raises:
         InvalidArgumentError: It names another one, or one that this system lacks; or the port or
             the interface for it is none.
     """
-    chosen = os.environ.get(WIRE_VARIABLE) or "gloo"
+    chosen = os.environ.get(WIRE_VARIABLE) or ("tcp" if sys.platform == "linux" else "gloo")
     if chosen not in ("gloo", "tcp"):
         raise InvalidArgumentError(f"{WIRE_VARIABLE}={chosen}: expected gloo or tcp")
     if chosen == "tcp" and sys.platform != "linux":
