@@ -1,7 +1,9 @@
 """Votes and AdamW on a text of tokens, with rates of their own for embeddings and output weights.
 
     python benchmarks/tokens.py --books FOLDER --method adamw --lr 4e-3 [--embedding 4] [--head 4]
-                                [--ternary] [--seed 1] [--steps 300]
+                                [--ternary] [--seed 1] [--steps 300] [--windows 16] [--tied]
+    python benchmarks/tokens.py --books FOLDER --method orthogonal --lr 4e-3
+                                --beside embedding head [--beside-lr 4e-3]
 
 The studies of text train on bytes, so that each row of the embedding gets a gradient in nearly
 every step. With a vocabulary of thousands of tokens few rows do. This program trains a GPT of 1.2
@@ -9,8 +11,10 @@ million parameters, 1.05 of them in the embedding and the output weights, which 
 8,192 tokens that a byte-pair encoding finds in the books: 4 workers, 4 windows of 64 tokens each in
 a step, one bit each way. It prints the validation loss in nats a token.
 
-Methods: adamw and lion (cautious) on the mean gradient; votes: cautious, plain (not cautious) and
-orthogonal (cautious but for hidden matrices). It makes first looks, not evidence: one seed a call.
+Methods: adamw, muon (with AdamW for what is no hidden matrix) and lion (cautious) on the mean
+gradient; votes: cautious, plain (not cautious) and orthogonal (cautious but for hidden matrices).
+With --beside, AdamW moves these parameters on the mean gradient, beside votes on all others. It
+makes first looks, not evidence: one seed a call.
 """
 
 from __future__ import annotations
@@ -36,18 +40,25 @@ sys.path.append(str(HERE / "study"))
 from text import SPLITS, Block  # noqa: E402
 
 import distlion  # noqa: E402
+from distlion_lab.baselines.muon import MuonWithAdamW  # noqa: E402
 
 VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT = 8192, 64, 2, 4, 64
-WORKERS, WINDOWS = 4, 16
+WORKERS = 4
 WARM_UP_SHARE, SCORE_EVERY, SCORED = 0.2, 100, 256
-ON_THE_MEAN = ("adamw", "lion")
+ON_THE_MEAN = ("adamw", "lion", "muon")
+PARTS = {"tokens.weight": "embedding", "head.weight": "head"}
+ADAMW_BETAS, ADAMW_DECAY = (0.9, 0.99), 0.1
 METHODS = (*ON_THE_MEAN, "cautious", "plain", "orthogonal")
 
 
 class TokenGPT(nn.Module):
-    """Predict the next token; output weights are not those of the embedding."""
+    """Predict the next token.
 
-    def __init__(self) -> None:
+    Args:
+        tied: Whether the output weights are those of the embedding.
+    """
+
+    def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS)))
@@ -56,6 +67,8 @@ class TokenGPT(nn.Module):
         nn.init.normal_(self.places.weight, std=0.05)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         nn.init.normal_(self.head.weight, std=0.05)
+        if tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, windows: Tensor) -> Tensor:
         """Return logits (count, length, vocabulary) of windows (count, length) int64."""
@@ -99,40 +112,63 @@ def read_tokens(folder: Path) -> tuple[Tensor, Tensor]:
 
 
 def build_groups(model: TokenGPT, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return param groups, each with its share of the rate."""
-    own = {"tokens.weight": args.embedding, "head.weight": args.head}
-    named = list(model.named_parameters())
-    if args.method == "orthogonal":
-        groups = distlion.group_params(model, weight_decay=0.2)
+    """Return param groups, each with its part of the model and its share of the rate."""
+    shares = {"embedding": args.embedding, "head": args.head}
+    if args.method in ("orthogonal", "muon"):
+        decay = 0.2 if args.method == "orthogonal" else ADAMW_DECAY
+        groups = distlion.group_params(model, weight_decay=decay)
     else:
         kind = {} if args.method == "adamw" else {"cautious": args.method != "plain"}
-        decay = 0.1 if args.method == "adamw" else 0.2
-        groups = [{"params": named, "weight_decay": decay, **kind}]
+        decay = ADAMW_DECAY if args.method == "adamw" else 0.2
+        groups = [{"params": list(model.named_parameters()), "weight_decay": decay, **kind}]
     found = []
     for group in groups:
-        rest = [(name, param) for name, param in group["params"] if name not in own]
-        found.append({**group, "params": rest, "share": 1.0})
+        by_part: dict[str, list[Any]] = {}
         for name, param in group["params"]:
-            if name in own:
-                rule = {"aggregation": distlion.TernaryVote()} if args.ternary else {}
-                rule = rule if name == "tokens.weight" else {}
-                found.append({**group, **rule, "params": [(name, param)], "share": own[name]})
-    return [group for group in found if group["params"]]
+            is_matrix = group.get("orthogonalize", False)
+            part = PARTS.get(name, "matrices" if is_matrix else "rest")
+            by_part.setdefault(part, []).append((name, param))
+        for part, params in by_part.items():
+            rule = {"aggregation": distlion.TernaryVote()} if args.ternary else {}
+            rule = rule if part == "embedding" else {}
+            share = shares.get(part, 1.0)
+            found.append({**group, **rule, "params": params, "share": share, "part": part})
+    return found
+
+
+def build_optimizers(
+    model: TokenGPT, args: argparse.Namespace
+) -> list[tuple[torch.optim.Optimizer, float, list[float]]]:
+    """Return optimizers, each with its rate and the shares of it for its groups."""
+    groups = build_groups(model, args)
+    beside = [group for group in groups if group["part"] in args.beside]
+    groups = [group for group in groups if group["part"] not in args.beside]
+    shares, more = ([group.pop("share") for group in each] for each in (groups, beside))
+    for group in (*groups, *beside):
+        del group["part"]
+    made: torch.optim.Optimizer
+    if args.method == "adamw":
+        made = torch.optim.AdamW(groups, lr=args.lr, betas=ADAMW_BETAS)
+    elif args.method == "muon":
+        made = MuonWithAdamW(groups, args.lr, ADAMW_BETAS, weight_decay=ADAMW_DECAY)
+    else:
+        workers = 1 if args.method == "lion" else WORKERS
+        made = distlion.VirtualCluster(groups, lr=args.lr, workers=workers)
+    found = [(made, args.lr, shares)]
+    if beside:
+        params = [{"params": group["params"], "weight_decay": ADAMW_DECAY} for group in beside]
+        adamw = torch.optim.AdamW(params, lr=args.beside_lr, betas=ADAMW_BETAS)
+        found.append((adamw, args.beside_lr, more))
+    return found
 
 
 def train(args: argparse.Namespace) -> None:
     """Train, and print the validation loss now and then."""
     tokens, held_out = read_tokens(args.books)
     torch.manual_seed(1000 + args.seed)
-    model, chance = TokenGPT(), torch.Generator().manual_seed(args.seed)
-    groups = build_groups(model, args)
-    shares = [group.pop("share") for group in groups]
-    optimizer: torch.optim.Optimizer
-    if args.method == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.99))
-    else:
-        workers = 1 if args.method == "lion" else WORKERS
-        optimizer = distlion.VirtualCluster(groups, lr=args.lr, workers=workers)
+    model, chance = TokenGPT(tied=args.tied), torch.Generator().manual_seed(args.seed)
+    optimizers = build_optimizers(model, args)
+    voting = optimizers[0][0]
     n_parts = 1 if args.method in ON_THE_MEAN else WORKERS
 
     def compute_loss(windows: Tensor) -> Tensor:
@@ -149,15 +185,20 @@ def train(args: argparse.Namespace) -> None:
         share = (step + 1) / warm_up
         if step >= warm_up:
             share = 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (args.steps - warm_up)))
-        for group, own in zip(optimizer.param_groups, shares, strict=True):
-            group["lr"] = args.lr * share * own
-        starts = torch.randint(0, len(tokens) - CONTEXT - 1, (WINDOWS,), generator=chance)
+        for optimizer, lr, own in optimizers:
+            for group, times in zip(optimizer.param_groups, own, strict=True):
+                group["lr"] = lr * share * times
+        starts = torch.randint(0, len(tokens) - CONTEXT - 1, (args.windows,), generator=chance)
         for worker, part in enumerate(cut(tokens, starts).chunk(n_parts)):
             compute_loss(part).backward()  # type: ignore[no-untyped-call]
-            if isinstance(optimizer, distlion.VirtualCluster):
-                optimizer.collect(worker)
-        optimizer.step()
-        optimizer.zero_grad()
+            if isinstance(voting, distlion.VirtualCluster):
+                voting.collect(worker)
+        for param in model.parameters():  # of those beside votes, the workers' gradients add up
+            if param.grad is not None:
+                param.grad /= n_parts
+        for optimizer, _, _ in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         if (step + 1) % SCORE_EVERY == 0 or step + 1 == args.steps:
             with torch.no_grad():
                 loss = float(np.mean([compute_loss(part).item() for part in scored.chunk(8)]))
@@ -172,11 +213,16 @@ def main() -> None:
     parser.add_argument("--embedding", type=float, default=1.0, help="times the rate, of tokens")
     parser.add_argument("--head", type=float, default=1.0, help="times the rate, of output weights")
     parser.add_argument("--ternary", action="store_true", help="TernaryVote for the embedding")
+    parts = ("embedding", "head", "rest")
+    parser.add_argument("--beside", nargs="+", choices=parts, default=[], help="AdamW moves these")
+    parser.add_argument("--beside-lr", type=float, default=4e-3, help="its rate")
+    parser.add_argument("--windows", type=int, default=16, help="in a step, of all workers")
+    parser.add_argument("--tied", action="store_true", help="output weights are the embedding's")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args()
-    if args.ternary and args.method in ON_THE_MEAN:
-        parser.error(f"--ternary is a rule of votes, and {args.method} has none")
+    if args.method in ON_THE_MEAN and (args.ternary or args.beside):
+        parser.error(f"--ternary and --beside go with votes, and {args.method} has none")
     torch.set_num_threads(1)
     train(args)
 

@@ -267,6 +267,18 @@ def check_cancellation(pattern: Exchange) -> None:
         assert RANK in verdict.culprits
 
 
+def check_last_step(pattern: Exchange) -> None:
+    """Whoever says that the epoch ends with this step, all know it, and the votes count."""
+    for n in WORLD_SIZES:
+        for member in {0, n // 2, n - 1}:
+            trial = Trial(pattern, n)
+            trial.headers[member] = replace(trial.headers[member], is_last=True)
+            for reply in trial.run():
+                assert reply.verdict == Verdict(Status.OK, is_last=True)
+                assert torch.equal(reply.payload, trial.expected)
+        assert not Trial(pattern, n).verdict().is_last
+
+
 def check_damage(pattern: Exchange) -> None:
     """A damaged vote is found by all, wherever the bit is."""
     for byte in (0, 70, 130):
@@ -307,6 +319,7 @@ CHECKS: tuple[Callable[[Exchange], None], ...] = (
     check_errors,
     check_disagreement,
     check_cancellation,
+    check_last_step,
     check_damage,
     check_digests,
     check_repr,

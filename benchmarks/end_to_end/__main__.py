@@ -22,6 +22,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,16 @@ def measure(part: str, settings: SweepSettings) -> dict[str, Any]:
     return run_sweep(settings, ProgressLine(part))
 
 
-def measure_parts(parts: list[str], *, quick: bool) -> dict[str, Any]:
+def measure_parts(
+    parts: list[str], *, quick: bool, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Measure the parts; what there is so far is kept after each sweep of devices."""
     result: dict[str, Any] = {}
     if "device" in parts:
-        result["device"] = {
-            name: measure(name, settings) for name, settings in plan_devices(quick=quick).items()
-        }
+        result["device"] = {}
+        for name, settings in plan_devices(quick=quick).items():
+            result["device"][name] = measure(name, settings)
+            keep(result)
     if "training" in parts:
         result["training"] = measure("training", plan_training(quick=quick))
     if "pair" in parts:
@@ -142,7 +147,7 @@ def write_pages(file: Path) -> None:
         record = result["training"]
         drawn = [name for name in DRAWN if name in record["settings"]["methods"]]
         draw_sweep_figure(record, file.with_suffix(".png"), methods=drawn)
-    if file == DEVICE_RESULTS:
+    if file == DEVICE_RESULTS and SWEEP in result["device"]:
         draw_overview(result["device"][SWEEP], file.with_name("step_time.png"))
 
 
@@ -152,12 +157,19 @@ def main() -> None:
         for file in (RESULTS, DEVICE_RESULTS):
             write_pages(file)
         return
+
+    def complete(result: dict[str, Any]) -> dict[str, Any]:
+        targets = judge(result, quick=args.quick)
+        return {"conditions": read_conditions(result), "targets": targets, **result}
+
+    def keep(result: dict[str, Any]) -> None:
+        if args.json:
+            write(complete(result), args.json)
+
     try:
-        result = measure_parts(args.parts, quick=args.quick)
+        result = complete(measure_parts(args.parts, quick=args.quick, keep=keep))
     except DistlionError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    targets = judge(result, quick=args.quick)
-    result = {"conditions": read_conditions(result), "targets": targets, **result}
     # Without a terminal, rich takes 80 columns.
     Console(width=None if sys.stdout.isatty() else 140).print(*build_tables(result))
     for name, reason in list_missing(result):

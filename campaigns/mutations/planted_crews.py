@@ -15,7 +15,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who is ahead by steps is first, whatever its epoch",
         "crew/epoch.py",
-        "key=lambda each: (*(-number for number in each.progress), not each.epoch, each.id)",
+        "key=lambda each: (*(-number for number in each.progress), bool(each.follows), each.id)",
         "key=lambda each: (-each.step, each.id)",
         CREWS,
     ),
@@ -100,9 +100,30 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: nobody leaves an epoch for a newcomer with the others",
         "crew/optimizer.py",
-        "header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)",
-        "header = inputs.header",
+        "header = header.amended(is_last=True)",
+        "pass",
         CREWS,
+    ),
+    Mutation(
+        "crew: the vote in which somebody asks is cast twice",
+        "crew/optimizer.py",
+        "if is_later and not membership.is_left_behind:",
+        "if False:",
+        ("crew/test_joining.py::test_a_newcomer_catches_up_while_the_others_train",),
+    ),
+    Mutation(
+        "crew: who has woken up copies while the others wait",
+        "crew/membership.py",
+        "return not epoch or self._has_fallen_behind",
+        "return not epoch",
+        ("crew/test_silent.py",),
+    ),
+    Mutation(
+        "crew: who counts does not pass on that the epoch ends",
+        "wire/all_reduce.py",
+        "header = ballot.header.amended(kind=ChunkKind.REPLY, is_last=votes.is_last)",
+        "header = ballot.header.amended(kind=ChunkKind.REPLY)",
+        ("wire/test_pattern_contract.py",),
     ),
     Mutation(
         "crew: one that has asked and died is waited for",

@@ -253,7 +253,7 @@ def test_a_newcomer_whose_last_reply_is_late_follows_further(
     with pytest.raises(LostDonorError, match="did not come"):
         newcomer.arrive(epoch)
     serving.step()
-    newcomer.go_on()
+    assert newcomer.find_donor(make_member(NEWCOMER, 0, 0)) == OWN
     await_true(newcomer.is_ready)
     newcomer.arrive(epoch)
     newcomer.enter(NEWCOMER)
@@ -268,7 +268,7 @@ def test_a_newcomer_whose_last_reply_is_always_late_joins_the_old_way(
         with pytest.raises(LostDonorError, match="did not come"):
             newcomer.arrive(epoch)
     assert newcomer._catch_up is None
-    assert "too large for this link" in newcomer._refusal
+    assert "too large for this link" in newcomer._problem
 
 
 @pytest.mark.parametrize("header", [b"[1]", b"[" * 2000, b"no json"], ids=["list", "deep", "text"])

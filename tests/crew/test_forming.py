@@ -54,7 +54,7 @@ def strike_one(
     faults_here: list[faults.Fault] = []
     if who == "newcomer" and rank == size - 1:
         # From "broadcast" on it has the number of the others' step.
-        step = STRUCK_AT if point in ("broadcast", "load") else 0
+        step = STRUCK_AT + 1 if point in ("broadcast", "load") else 0
         store.set("pid", str(os.getpid()))
         faults_here.append(arm(crew, point, step, how))
     first: list[Any] = []

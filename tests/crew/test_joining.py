@@ -43,7 +43,7 @@ def join_late(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
     def note(optimizer: CrewLion) -> None:
         if optimizer.committed_step == STRUCK_AT:
             store.set("come", "")
-        await_members(crew, size if optimizer.committed_step == GOAL - 1 else 0)
+        await_members(crew, size if optimizer.committed_step == GOAL - 2 else 0)
         if crew.size == size and not momenta:
             param = optimizer.param_groups[0]["params"][0]
             momenta.append(optimizer.state[param]["exp_avg"].clone())
@@ -72,6 +72,8 @@ def test_a_newcomer_catches_up_while_the_others_train() -> None:
     results = start(join_late, 3, store.port, "majority")
     said = check_joined(results)
     assert int(said.split()[-2]) > 0  # replies
+    for result in results[:2]:
+        assert result["traffic"]["steps"] == GOAL  # no vote was cast twice
     assert not results[-1]["momentum"].any()
     assert results[0]["momentum"].any()
 
@@ -98,7 +100,7 @@ def lose_one(rank: int, size: int, port: int, point: Any, number: int) -> Any:
     def note(optimizer: CrewLion) -> None:
         if optimizer.committed_step == STRUCK_AT:
             store.set("come", "")
-        waits = optimizer.committed_step == GOAL - 1
+        waits = optimizer.committed_step == GOAL - 2
         if waits and point == "stream":
             await_members(crew, n_here)
         elif waits and not is_new:

@@ -193,7 +193,7 @@ def be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
             os.kill(before[gone.pop()].pid, signal.SIGCONT)
         if rank and crew.size == size and not first:
             first.extend(crew.epoch.members)
-        await_members(crew, size if optimizer.committed_step == goal - 1 else 0)
+        await_members(crew, size if optimizer.committed_step == goal - 2 else 0)
 
     first: list[Any] = []
     return {**train(crew, OPTIONS["majority"], seed=rank, goal=goal, each=act), "struck": woken}

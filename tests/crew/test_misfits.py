@@ -124,7 +124,7 @@ def come_as_misfits(rank: int, size: int, port: int) -> Any:
 
 def hold(crew: distlion.Crew, size: int) -> Callable[[CrewLion], None]:
     return lambda optimizer: await_members(
-        crew, size if optimizer.committed_step == GOAL - 1 else 0
+        crew, size if optimizer.committed_step == GOAL - 2 else 0
     )
 
 

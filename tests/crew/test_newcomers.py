@@ -41,7 +41,7 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
             note_loaded(optimizer, frozenset({"resumed"}))  # as if the crew had loaded a checkpoint
             store.set("come", "")
         # Others wait here for the newcomer: otherwise they might have finished before it came.
-        await_members(crew, size if optimizer.committed_step == goal - 1 else 0)
+        await_members(crew, size if optimizer.committed_step == goal - 2 else 0)
         if crew.size == size and not momenta:
             momenta.append(
                 optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"].clone()
@@ -99,7 +99,7 @@ def join_together(rank: int, size: int, port: int, n_first: int) -> dict[str, An
         if optimizer.committed_step == STRUCK_AT and crew.size == n_first:
             store.set("come", "")
             await_true(all_ask)
-        await_members(crew, size if optimizer.committed_step == GOAL - 1 else 0)
+        await_members(crew, size if optimizer.committed_step == GOAL - 2 else 0)
 
     result = train(crew, OPTIONS["feedback"], seed=rank, size=n_first, each=act)
     return {**result, "seen": seen}
@@ -134,7 +134,7 @@ def join_as_a_stranger(rank: int, size: int, port: int) -> Any:
     def hold(optimizer: CrewLion) -> None:
         if optimizer.committed_step == STRUCK_AT:
             store.set("come", "")
-        if optimizer.committed_step == GOAL - 1:
+        if optimizer.committed_step == GOAL - 2:
             while not store.check(["refused"]) and not crew.wants_change:
                 crew._membership.ended.wait(0.05)
 
@@ -169,7 +169,7 @@ def lose_sight(rank: int, size: int, port: int) -> dict[str, Any]:
             await_true(lambda: store.check(["trained"]))
         if rank >= 2 and optimizer.committed_step == 1:
             store.set("trained", "")
-        await_members(crew, size if optimizer.committed_step in (STRUCK_AT, GOAL - 1) else 0)
+        await_members(crew, size if optimizer.committed_step in (STRUCK_AT, GOAL - 2) else 0)
 
     result = train(crew, OPTIONS["majority"], seed=rank, size=2, each=act)
     assert not is_blind or rank >= 2

@@ -19,6 +19,7 @@ from crews import (
     STRUCK_AT,
     await_true,
     check_equal,
+    collect_log,
     host_store,
     make_crew,
     start,
@@ -56,12 +57,12 @@ def be_stopped(
             )
         if rank == 1 and optimizer.committed_step == STRUCK_AT + 5 and crew.size < size:
             wake(store)
-        if rank and optimizer.committed_step == GOAL - 1:
+        if rank and optimizer.committed_step == GOAL - 2:
             # It is let in again before they finish.
             await_true(lambda: crew.size == size or crew.wants_change)
 
-    options = {"exchange": exchange, "timeouts": TIMEOUTS}
-    return train(crew, options, seed=rank, size=size, each=each)
+    options, said = {"exchange": exchange, "timeouts": TIMEOUTS}, collect_log()
+    return {**train(crew, options, seed=rank, size=size, each=each), "said": said}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_member_that_is_stopped_is_given_up_and_let_in_again(
     store = host_store()
     stopped, *others = start(be_stopped, 3, store.port, point, exchange)
     check_equal([stopped, *others])
+    assert any("came without a pause of the others" in line for line in stopped["said"])
     for result in others:
         left = [line for line in result["formed"] if "(silent)" in line]
         assert len(left) == 1, result["formed"]
@@ -95,7 +97,7 @@ def come_and_be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
     crew = make_crew(port, min_workers=2, max_workers=size, silence_s=SILENCE_S)
     if rank == 2:
         action = partial(stop_self, store)
-        faults.arm(rank=crew.id, step=STRUCK_AT, point="broadcast", action=lambda _: action())
+        faults.arm(rank=crew.id, step=STRUCK_AT + 1, point="broadcast", action=lambda _: action())
 
     def each(optimizer: CrewLion) -> None:
         if rank == 2:
@@ -103,7 +105,7 @@ def come_and_be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
         if optimizer.committed_step == STRUCK_AT:
             store.set("begun", "")
             await_true(lambda: store.check(["stopped"]) or crew.wants_change)
-        if optimizer.committed_step == GOAL - 1:
+        if optimizer.committed_step == GOAL - 2:
             if rank == 1 and crew.size < size:
                 wake(store)
             await_true(lambda: crew.size == size or crew.wants_change)

@@ -141,7 +141,7 @@ def outlive(rank: int, size: int, port: int) -> Any:
         if step == BACK_AT and rank < 2:
             await_true(lambda: not is_away(crew))
             control.set("back", "")
-        if step == GOAL - 1 and rank < 2:
+        if step == GOAL - 2 and rank < 2:
             await_true(lambda: crew.size == 3 or crew.wants_change)
 
     return train_on(crew, control, rank, 2, act)
@@ -276,7 +276,7 @@ def wait_for_members(rank: int, size: int, port: int) -> Any:
     def act(optimizer: CrewLion, step: int) -> None:
         if step == BACK_AT:
             await_true(lambda: not is_away(crew))
-        if step == GOAL - 1:
+        if step == GOAL - 2:
             await_true(lambda: crew.size == 4 or crew.wants_change)
 
     return train_on(crew, control, rank, 2, act)

@@ -179,7 +179,9 @@ def _find_other_bits(diaries: list[CrewDiary]) -> Iterator[str]:
             found.setdefault((entry.number, entry.step), set()).add(entry.params)
         for key, params, _ in diary.commits:
             found.setdefault(key, set()).add(params)
-        for epoch, step, params, _ in diary.before:
+        for (epoch, step, params, _), follows in zip(diary.before, diary.followed, strict=True):
+            if follows:  # its parameters are its donor's
+                continue
             if epoch:
                 found.setdefault((epoch, step), set()).add(params)
             elif step:
@@ -221,7 +223,8 @@ def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
         first_id, epoch, step = entered[0][1].members[0]
         # An empty store may have given the number of one that is gone anew.
         first = {**by_id, **{diary.id: diary for diary, _ in entered}}[first_id]
-        known = [place for place in first.before if place[:2] == (epoch, step)]
+        places = zip(first.before, first.followed, strict=True)
+        known = [place for place, follows in places if place[:2] == (epoch, step) and not follows]
         for diary, entry in entered:
             if known and entry.params != known[-1][2]:
                 yield f"epoch {number}: worker {diary.number} has not the most advanced parameters"

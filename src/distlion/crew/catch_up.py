@@ -1,5 +1,7 @@
 """A newcomer's side of a join: it catches up while the others train, before it asks to be let in.
 
+So does a member that the others have trained on without, such as one that wakes after a stop.
+
     announce ──► a member offers ──► pieces and replies ──► at most a step behind ──► ask
 
 Its parameters are then those of its donor after the last step that both have, and become the
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from distlion import faults
 from distlion.crew.epoch import Epoch, FormingError, Member, decline
+from distlion.crew.lanes import Lanes, OneLane
 from distlion.crew.offers import announce, await_offer, name_join
 from distlion.crew.replies import ReplayError, Replica, StepReply
 from distlion.crew.side_link import SideLink, dial
@@ -153,10 +156,12 @@ class HasParameters(Protocol):
 
 
 def find_refusal(
-    newcomers: Newcomers, rules: Sequence[Aggregation], *, has_local_steps: bool
+    newcomers: Newcomers, rules: Sequence[Aggregation], lanes: OneLane, *, is_local: bool
 ) -> str:
     """Find the reason why the others have to wait for newcomers; "" for none."""
-    if has_local_steps:
+    if isinstance(lanes, Lanes):
+        return f"its members have {lanes.number} processes each"
+    if is_local:
         return "local steps are shared at votes"
     if newcomers != "zeros":
         return f"newcomers={newcomers!r} copies momenta"
@@ -167,7 +172,7 @@ def find_refusal(
 
 
 class Newcomer:
-    """A worker with nothing to keep, until it is a member.
+    """A worker whose parameters are not those of the members, until it is one.
 
     Args:
         rendezvous: The rendezvous.
@@ -181,7 +186,7 @@ class Newcomer:
         self._params = optimizer.list_all()
         self._catch_up: CatchUp | None = None
         self._kept: list[Tensor] = []
-        self._tries = self._tries_behind = self._tries_late = 0
+        self._forget_tries()
         self._began_s = 0.0
 
     def find_donor(self, own: Member) -> int | None:
@@ -192,14 +197,16 @@ class Newcomer:
             DistError: The store is away.
         """
         rendezvous = self._rendezvous
+        if self._catch_up is not None:
+            self._catch_up.go_on()  # an epoch was not formed
         while self._catch_up is None or self._catch_up.problem:
             self.give_up()
             if not rendezvous.find_last_begun():
                 return None
             if self._tries >= TRIES:
-                self._refusal = self._refusal or f"it could not catch up in {TRIES} attempts"
-            if self._refusal:
-                logger.info("worker %d joins while others wait: %s", own.id, self._refusal)
+                self._problem = self._problem or f"it could not catch up in {TRIES} attempts"
+            if why := self._refusal or self._problem:
+                logger.info("worker %d joins while others wait: %s", own.id, why)
                 return None
             if not self._begin(own):
                 return None
@@ -290,20 +297,16 @@ class Newcomer:
             return
         self._tries_late += 1
         if self._tries_late >= TRIES:
-            self._refusal = (
+            self._problem = (
                 f"the last replies took more than {ARRIVE_S:g} s in {TRIES} attempts: they are too "
                 "large for this link"
             )
             self.give_up()
 
-    def go_on(self) -> None:
-        """Follow the donor further, as the epoch was not formed."""
-        if self._catch_up is not None:
-            self._catch_up.go_on()
-
     def enter(self, own: int) -> None:
         """Note that this worker is a member: its parameters are its own."""
         catch_up, self._catch_up, self._kept = self._catch_up, None, []
+        self._forget_tries()
         if catch_up is not None:
             catch_up.end()
             logger.info(
@@ -315,6 +318,10 @@ class Newcomer:
                 time.monotonic() - self._began_s,
                 catch_up.n_replies,
             )
+
+    def _forget_tries(self) -> None:
+        self._tries = self._tries_behind = self._tries_late = 0
+        self._problem = ""
 
     @torch.no_grad()
     def give_up(self) -> None:

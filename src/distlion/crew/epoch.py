@@ -48,7 +48,8 @@ class Member:
         processes: Number of its processes, its lanes.
         has_group: Whether they have a group of their own, also a single one. Then the crew's group
             is apart from torch's, and cannot connect to a member without.
-        donor: The member whose parameters and replies a newcomer has; None for none.
+        donor: The member whose parameters and replies it has, as a newcomer, or after the others
+            have trained on without it; None for none.
         follows: In an epoch, the donor's progress, if it is among the most advanced; else empty.
     """
 
@@ -199,7 +200,7 @@ class Epoch:
 
     @property
     def followers(self) -> tuple[int, ...]:
-        """Ranks of newcomers that have caught up with a donor, and so have its parameters."""
+        """Ranks of workers that have caught up with a donor, and so have its parameters."""
         return tuple(rank for rank, each in enumerate(self.members) if each.follows)
 
     def find_misled(self, culprits: Collection[int]) -> tuple[int, ...]:
@@ -262,12 +263,12 @@ def order_members(members: Sequence[Member]) -> list[Member]:
     best = max(member.progress for member in members)
     settled = []
     for member in members:
-        donor = by_id.get(member.donor) if member.donor is not None and not member.epoch else None
+        donor = None if member.donor is None else by_id.get(member.donor)
         follows = donor is not None and donor.epoch > 0 and donor.progress == best
         settled.append(replace(member, follows=best if follows else ()))
     return sorted(
         settled,
-        key=lambda each: (*(-number for number in each.progress), not each.epoch, each.id),
+        key=lambda each: (*(-number for number in each.progress), bool(each.follows), each.id),
     )
 
 

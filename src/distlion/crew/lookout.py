@@ -62,9 +62,18 @@ class Lookout:
         Raises:
             CrewError: The store is gone.
         """
+        return self.is_left_behind or self._is_asked
+
+    @property
+    def is_left_behind(self) -> bool:
+        """True if others train in a later epoch, without this worker.
+
+        Raises:
+            CrewError: The store is gone.
+        """
         if self._trouble is not None:
             raise self._trouble
-        return self._is_asked or self._is_left_behind
+        return self._is_left_behind
 
     def watch(self, epoch: Epoch, *, longest_operation_s: float, users_operation_s: float) -> None:
         """Begin to look, on behalf of this epoch's members.
@@ -90,6 +99,13 @@ class Lookout:
             was_left_behind = self._is_left_behind
             self._epoch, self._is_left_behind = None, False
         return was_left_behind
+
+    def stop_giving(self) -> None:
+        """Pause, and give nobody this worker's parameters: they are not the members'."""
+        self.pause()
+        with self._looking:
+            if self.donor is not None:
+                self.donor.stop()
 
     def look_closely(self) -> None:
         """Look for a worker that asks just now, before a vote that is the last one for long."""
@@ -170,7 +186,7 @@ class Lookout:
 
     def _answer_announcements(self, epoch: Epoch) -> None:
         """Offer this member's parameters to workers that will join."""
-        if self.donor is None:
+        if self.donor is None or self._epoch is not epoch:
             return
         store = self._rendezvous.store
         self._announcements.begin(store)

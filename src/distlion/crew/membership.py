@@ -152,6 +152,7 @@ class Membership:
         self._epoch: Epoch | None = None
         self._previous: Epoch | None = None
         self._others_until_s = self.step_s = 0.0
+        self._has_fallen_behind = False
         self._lookout = Lookout(rendezvous, self.id, self.lanes)
         self.ended = self._lookout.ended
         weakref.finalize(self, self.ended.set)
@@ -181,6 +182,15 @@ class Membership:
         """
         return self._lookout.wants_change
 
+    @property
+    def is_left_behind(self) -> bool:
+        """True if others train in a later epoch, without this worker.
+
+        Raises:
+            CrewError: The store is gone.
+        """
+        return self._lookout.is_left_behind
+
     def look_closely(self) -> None:
         """Look for a worker that asks just now, before a vote that is the last one for long."""
         self._lookout.look_closely()
@@ -201,6 +211,21 @@ class Membership:
         host, pid, lanes = os.uname().nodename, os.getpid(), self.lanes
         has_group = isinstance(lanes, Lanes)
         return Member(self.id, epoch, step, settings, host, pid, calls, lanes.number, has_group)
+
+    def has_to_catch_up(self, epoch: int) -> bool:
+        """Return whether others train on with other parameters; then this worker gives its to none.
+
+        Args:
+            epoch: The last epoch that this worker completed; 0 for a newcomer.
+
+        Raises:
+            DistError: The store is away.
+        """
+        before = self._previous
+        if before is not None and self.rendezvous.find_last_begun() > before.number:
+            self._lookout.stop_giving()
+            self._previous, self._has_fallen_behind = None, True
+        return not epoch or self._has_fallen_behind
 
     def find_next(
         self,
@@ -321,7 +346,7 @@ class Membership:
             settings: The optimizer's settings, with the limits of operations on process groups.
         """
         self.changes.note_epoch(epoch, seconds=seconds)
-        self._epoch, self._others_until_s = epoch, 0.0
+        self._epoch, self._others_until_s, self._has_fallen_behind = epoch, 0.0, False
         self.step_s = settings.timeouts.step_s
         self.rendezvous.note_entered()
         self.rendezvous.memory.note_begun(epoch.number)

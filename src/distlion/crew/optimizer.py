@@ -126,10 +126,8 @@ class CrewLion(DistributedLion):
                 "parameters; pass Crew(member=mesh) for a member of several"
             )
         rules = [group["aggregation"] for group in self.param_groups]
-        refusal = find_refusal(membership.newcomers, rules, has_local_steps=local is not None)
+        refusal = find_refusal(membership.newcomers, rules, lanes, is_local=local is not None)
         donors = [stage for stage in self._own_stages if isinstance(stage, Donor)]
-        if isinstance(lanes, Lanes):
-            refusal = refusal or f"its members have {lanes.number} processes each"
         if lanes.leads:
             self._newcomer = Newcomer(membership.rendezvous, refusal, self)
         self._donor = donors[0] if donors else None
@@ -201,7 +199,7 @@ class CrewLion(DistributedLion):
             StepError: As ``DistributedLion``, for errors that do not concern members.
         """
         lifecycle = self._session.lifecycle
-        if lifecycle.is_dead or not lifecycle.is_ready:
+        if lifecycle.is_dead or not lifecycle.is_ready or self._session.is_over:
             self._form_after(lifecycle.death)
             return False
         self._membership.carried.check()
@@ -227,13 +225,23 @@ class CrewLion(DistributedLion):
         self.form(lost, patience_s=self.patience_s)
 
     def _gather_inputs(self) -> StepInputs:
-        """Report a waiting worker in the vote's header, so that all leave the epoch at one step."""
-        inputs = super()._gather_inputs()
+        """Tell in the vote's header that a worker waits, so that all leave the epoch at one step.
+
+        They commit it, and leave as they begin the next one: by then schedulers and samplers have
+        moved on. With overlap the next votes would have left, and local steps are shared with a
+        newcomer in the vote that lets it in; so this one is cast anew. Who was left behind commits
+        nothing.
+        """
+        inputs, membership = super()._gather_inputs(), self._membership
         if self._local is not None:
-            self._membership.look_closely()
-        if not self._membership.wants_change:
+            membership.look_closely()
+        if not membership.wants_change:
             return inputs
-        header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
+        header, is_later = inputs.header, self._local is None and not self._settings.overlap
+        if is_later and not membership.is_left_behind:
+            header = header.amended(is_last=True)
+        else:
+            header = with_error(header, Status.EPOCH_OVER, culprit=inputs.rank)
         return replace(inputs, header=header)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -269,10 +277,10 @@ class CrewLion(DistributedLion):
             own = membership.describe(
                 epoch=self._whole_epoch, step=step, calls=calls, settings=settings
             )
-            newcomer = None if self._whole_epoch else self._newcomer
+            newcomer = None
             try:
-                if newcomer is not None:
-                    newcomer.go_on()
+                if self._newcomer is not None and membership.has_to_catch_up(self._whole_epoch):
+                    newcomer = self._newcomer
                     own = replace(own, donor=newcomer.find_donor(own))
                 self._fire_forming("arrive")
                 ready = {} if newcomer is None else {"is_ready": newcomer.is_ready}
@@ -307,7 +315,6 @@ class CrewLion(DistributedLion):
             membership.enter(epoch, seconds=time.monotonic() - began_s, settings=self._settings)
             if newcomer is not None:
                 newcomer.enter(own.id)
-                self._newcomer = None
             return
 
     def catch_up(self) -> None:
@@ -331,7 +338,7 @@ class CrewLion(DistributedLion):
         self._let_go()
         if self._donor is not None:
             self._donor.stop()
-        if self._newcomer is not None and not self._whole_epoch:
+        if self._newcomer is not None:
             self._newcomer.give_up()
 
     def _set_back(self, error: ReplicaMismatchError, epoch: Epoch | None) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ from distlion.votes.aggregation import Aggregation
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.pattern import Exchange
 from distlion.wire.transport import ByteCount
+from distlion.wire.verdict import worst_of
 
 
 class DistributedLion(VotingBase):
@@ -235,7 +236,7 @@ class DistributedLion(VotingBase):
         if session.sharding is not None or session.ranks.come_and_go:
             verdict = session.meetings.share_verdict(verdict, inputs.header)
         if session.stages and verdict.status is Status.OK:
-            verdict = run_exchanges(session.stages, buckets, inputs.header)
+            verdict = worst_of([verdict, run_exchanges(session.stages, buckets, inputs.header)])
         session.meter.count_step(session.n_elements)
         if verdict.status is not Status.OK:
             return session.abandon(verdict, self.param_groups, inputs)
@@ -254,7 +255,7 @@ class DistributedLion(VotingBase):
         for stage in session.stages:
             stage.commit(buckets)
         self._advance()
-        session.lifecycle.is_torn = False
+        session.lifecycle.is_torn, session.is_over = False, verdict.is_last
         looks = inputs.wants_digest or session.stages or not session.use.is_over
         if looks or not has_votes:
             session.observe(buckets, wants_digest=inputs.wants_digest)

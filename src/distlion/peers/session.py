@@ -70,6 +70,7 @@ class Session:
         fingerprint: The settings that must be equal on all ranks.
         stages: The stages of each step.
         n_elements: Number of trainable elements.
+        is_over: Whether its last committed step is the last one of a crew's epoch.
         grad_norm: The norm that clipping found in the last committed step; None for none.
     """
 
@@ -96,7 +97,7 @@ class Session:
         self.params = Records()
         self.fingerprint = Fingerprint.of_nothing()
         self.stages: list[Stage] = []
-        self.n_elements = 0
+        self.n_elements, self.is_over = 0, False
         self.grad_norm: float | None = None
 
     def join(

@@ -546,10 +546,7 @@ def cast_votes(buckets: Sequence[Bucket], inputs: StepInputs, stages: Sequence[S
 
 def judge(buckets: Sequence[Bucket]) -> Verdict:
     """Join the verdicts on all buckets; OK if there is no error, or no bucket."""
-    wrong = [
-        bucket.reply.verdict for bucket in buckets if bucket.reply.verdict.status is not Status.OK
-    ]
-    return worst_of(wrong) if wrong else Verdict(Status.OK)
+    return worst_of([Verdict(Status.OK), *(bucket.reply.verdict for bucket in buckets)])
 
 
 def check_unchanged(buckets: Sequence[Bucket], *, rank: int, step: int) -> None:

@@ -99,4 +99,5 @@ def count_whole_votes(
     voting = chunks.present.bool()
     payload = reducer.reduce(chunks.payloads, voting, 0).view(shape.n_shards, -1)
     present = reducer.count_present(voting)
-    return Reply(Verdict(Status.OK), present, payload, chunks.gradient_digests)
+    verdict = Verdict(Status.OK, is_last=chunks.is_last)
+    return Reply(verdict, present, payload, chunks.gradient_digests)

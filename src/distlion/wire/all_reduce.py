@@ -71,7 +71,7 @@ class AllReduce(Exchange):
 
         # 2 count
         votes = read_chunks(link.kernels, received, vote_shape, ballot.header)
-        header = ballot.header.amended(kind=ChunkKind.REPLY)
+        header = ballot.header.amended(kind=ChunkKind.REPLY, is_last=votes.is_last)
         if votes.agree:
             voting = votes.present.bool()
             present = reducer.count_present(voting)
@@ -99,5 +99,5 @@ class AllReduce(Exchange):
         elif bool((read.present != present).any()):
             verdict = Verdict(Status.CORRUPT)
         else:
-            verdict = Verdict(Status.OK)
+            verdict = Verdict(Status.OK, is_last=read.is_last)
         return Reply(verdict, present, read.payloads, read.gradient_digests)

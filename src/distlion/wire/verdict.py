@@ -29,6 +29,7 @@ class Verdict:
         culprits: Ranks to blame, among all workers; empty where that is unknown.
         position: Number of the parameter concerned, among the trainable ones; -1 for none.
         cancelled_by_all: With CANCELLED, whether every worker gave the step up.
+        is_last: With OK, whether the epoch ends with this step.
         steps: Rank and step of every worker that was heard.
     """
 
@@ -36,13 +37,14 @@ class Verdict:
     culprits: tuple[int, ...] = ()
     position: int = -1
     cancelled_by_all: bool = False
+    is_last: bool = False
     steps: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, header: Header) -> Verdict:
         """Make a verdict of one header, as at the end of an exchange."""
         if header.status is Status.OK:
-            return cls(Status.OK)
+            return cls(Status.OK, is_last=header.is_last)
         culprits = (header.culprit,) if header.culprit >= 0 else ()
         return cls(header.status, culprits, header.position, header.cancelled_by_all)
 
@@ -86,6 +88,7 @@ def with_verdict(header: Header, verdict: Verdict) -> Header:
         culprit=verdict.culprits[0] if verdict.culprits else -1,
         position=verdict.position,
         cancelled_by_all=verdict.cancelled_by_all,
+        is_last=verdict.is_last,
     )
 
 
@@ -121,7 +124,7 @@ def decode_verdict(header: Header, payload: Tensor) -> Verdict:
         payload: (n_bytes,) uint8.
     """
     if header.status is Status.OK:
-        return Verdict(Status.OK)
+        return Verdict.of(header)
     packed = payload.cpu().numpy().tobytes()
     n_culprits, n_steps = _LENGTHS.unpack_from(packed)
     middle = _LENGTHS.size + n_culprits * _CULPRIT.size
@@ -135,7 +138,7 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
     """Join verdicts: the first of the gravest, with the culprits and steps of all equal ones."""
     worst = max(verdicts, key=attrgetter("status"))
     if worst.status is Status.OK:
-        return worst
+        return max(verdicts, key=attrgetter("is_last"))
     alike = [verdict for verdict in verdicts if verdict.status == worst.status]
     return replace(
         worst,
@@ -148,7 +151,7 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
     """Put the worst error in the received chunks, one from each of ``ranks``, into a header."""
     if chunks.agree:  # this rank's own chunk is one of them
-        return own
+        return own.amended(is_last=chunks.is_last)
     for lost in chunks.find_lost(ranks):
         own = with_error(own, Status.CORRUPT, culprit=lost)
     for status, name, mine in (
@@ -171,7 +174,7 @@ def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
 def judge_chunks(chunks: Chunks, ranks: Sequence[int]) -> Verdict:
     """Judge one chunk from each member of a link; ``ranks`` are the members' ranks."""
     if chunks.agree:
-        return Verdict(Status.OK)
+        return Verdict(Status.OK, is_last=chunks.is_last)
     lost = chunks.find_lost(ranks)
     if lost:
         return Verdict(Status.CORRUPT, lost)
