@@ -162,6 +162,14 @@ def build_optimizers(
     return found
 
 
+def find_share(step: int, steps: int) -> float:
+    """Return the share of the rate in a step: it rises in a line, then falls as a cosine."""
+    warm_up = int(WARM_UP_SHARE * steps)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
+
+
 def train(args: argparse.Namespace) -> None:
     """Train, and print the validation loss now and then."""
     tokens, held_out = read_tokens(args.books)
@@ -180,11 +188,8 @@ def train(args: argparse.Namespace) -> None:
 
     spread = torch.linspace(0, len(held_out) - CONTEXT - 2, SCORED).long()
     scored, began_s = cut(held_out, spread), time.monotonic()
-    warm_up = int(WARM_UP_SHARE * args.steps)
     for step in range(args.steps):
-        share = (step + 1) / warm_up
-        if step >= warm_up:
-            share = 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (args.steps - warm_up)))
+        share = find_share(step, args.steps)
         for optimizer, lr, own in optimizers:
             for group, times in zip(optimizer.param_groups, own, strict=True):
                 group["lr"] = lr * share * times

@@ -90,8 +90,8 @@ PROTOCOL = (
     Mutation(
         "averaged momenta are committed whatever came back, simulated",
         "optim/distributed_lion.py",
-        "            verdict = run_exchanges(session.stages, buckets, inputs.header)\n",
-        "            run_exchanges(session.stages, buckets, inputs.header)\n",
+        "worst_of([verdict, run_exchanges(session.stages, buckets, inputs.header)])",
+        "worst_of([verdict, run_exchanges(session.stages, buckets, inputs.header)][:1])",
         SIMULATION,
     ),
     Mutation(

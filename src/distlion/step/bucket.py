@@ -546,7 +546,9 @@ def cast_votes(buckets: Sequence[Bucket], inputs: StepInputs, stages: Sequence[S
 
 def judge(buckets: Sequence[Bucket]) -> Verdict:
     """Join the verdicts on all buckets; OK if there is no error, or no bucket."""
-    return worst_of([Verdict(Status.OK), *(bucket.reply.verdict for bucket in buckets)])
+    verdicts = [bucket.reply.verdict for bucket in buckets]
+    noted = [each for each in verdicts if each.status is not Status.OK or each.is_last]
+    return worst_of(noted) if noted else Verdict(Status.OK)
 
 
 def check_unchanged(buckets: Sequence[Bucket], *, rank: int, step: int) -> None:
