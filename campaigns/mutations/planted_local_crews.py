@@ -103,7 +103,7 @@ LOCAL_CREWS = (
     Mutation(
         "a worker that asks just before a vote of a crew waits for the next one",
         "crew/optimizer.py",
-        "            self._membership.look_closely()\n",
+        "            membership.look_closely()\n",
         "            pass\n",
         CREW,
     ),

@@ -546,8 +546,11 @@ def cast_votes(buckets: Sequence[Bucket], inputs: StepInputs, stages: Sequence[S
 
 def judge(buckets: Sequence[Bucket]) -> Verdict:
     """Join the verdicts on all buckets; OK if there is no error, or no bucket."""
-    verdicts = [bucket.reply.verdict for bucket in buckets]
-    noted = [each for each in verdicts if each.status is not Status.OK or each.is_last]
+    noted = [
+        bucket.reply.verdict
+        for bucket in buckets
+        if bucket.reply.verdict.status is not Status.OK or bucket.reply.verdict.is_last
+    ]
     return worst_of(noted) if noted else Verdict(Status.OK)
 
 
