@@ -26,7 +26,12 @@ FORMAT = 1
 _SOURCES = (
     *("src", "csrc", "pyproject.toml", "CMakeLists.txt"),
     *("benchmarks/study", "benchmarks/target", "benchmarks/periods", "benchmarks/quality"),
-    *("benchmarks/local_steps", "benchmarks/reliability", "benchmarks/finetune"),
+    *(
+        "benchmarks/local_steps",
+        "benchmarks/reliability",
+        "benchmarks/finetune",
+        "benchmarks/tokens",
+    ),
 )
 
 
