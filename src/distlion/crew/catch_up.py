@@ -186,7 +186,8 @@ class Newcomer:
         self._params = optimizer.list_all()
         self._catch_up: CatchUp | None = None
         self._kept: list[Tensor] = []
-        self._forget_tries()
+        self._tries = self._tries_behind = self._tries_late = 0
+        self._problem = ""
         self._began_s = 0.0
 
     def find_donor(self, own: Member) -> int | None:
