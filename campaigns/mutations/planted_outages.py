@@ -10,6 +10,20 @@ COMMAND = ("crew/test_store_command.py",)
 
 OUTAGES = (
     Mutation(
+        "outage: a socket of the machine ends the thread that connects to the store",
+        "crew/lifeline.py",
+        "found.family in _INTERNET and found.getpeername()[1] == port",
+        "found.getpeername()[1] == port",
+        ("crew/test_rendezvous.py",),
+    ),
+    Mutation(
+        "outage: the first save of an epoch ends members as long as the store is away",
+        "peers/ownership.py",
+        "    except ProcessGroupError as error:\n        problem = CheckpointError",
+        "    except TimeoutError as error:\n        problem = CheckpointError",
+        RETURNS,
+    ),
+    Mutation(
         "outage: the numbers of epochs begin anew",
         "crew/memory.py",
         "        raise_to(store, EPOCHS, self.n_epochs + gap, self.n_epochs + GAP)\n",

@@ -40,7 +40,7 @@ def test_each_member_that_is_missing_has_its_own_reason(caplog: pytest.LogCaptur
     other.say_goodbye(ValueError("bad\n" + 300 * "x"))
     changes.note_epoch(make_epoch(2, (0, 1), (5, 0), own=0), seconds=0.25)
     said = caplog.messages[-1]
-    assert said.startswith("epoch 2 of 2 workers formed in 0.25 s at step 14, rank 0 here; left: ")
+    assert said.startswith("epoch 2 formed in 0.25 s: 2 workers, at step 14, rank 0 here; left: ")
     reasons = said.split("; ")[1]
     assert reasons.startswith(
         "left: worker 1 (silent), worker 2 (did not come to this epoch), "

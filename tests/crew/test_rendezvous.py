@@ -15,6 +15,7 @@ from distlion.crew import carried, memory
 from distlion.crew import store as crew_store
 from distlion.crew.admission import Ask
 from distlion.crew.epoch import FormingError, Member
+from distlion.crew.lifeline import Connections
 from distlion.crew.membership import decide_among
 from distlion.crew.signed import SignedStore
 from distlion.crew.store import Rendezvous
@@ -68,6 +69,23 @@ def test_an_epoch_of_which_a_worker_has_heard_has_begun_in_an_empty_store_too() 
     assert rendezvous.find_last_begun() == 5  # so newcomers that come back wait for members
     rendezvous.end()
     other.end()
+
+
+def test_a_socket_of_another_kind_that_others_open_meanwhile_is_no_connection() -> None:
+    store, opened = host_store(), list[socket.socket]()
+
+    def connect() -> Any:
+        opened.extend(socket.socketpair())  # as data loaders do, on threads of their own
+        return dist.TCPStore("127.0.0.1", store.port, is_master=False)  # type: ignore[attr-defined]
+
+    connections = Connections(connect, 5)
+    connections.make()
+    assert connections.can_be_cut
+    connections.cut()
+    opened[0].send(b"1")  # it was not cut with the connections
+    assert opened[1].recv(1) == b"1"
+    for each in opened:
+        each.close()
 
 
 def test_a_word_of_the_living_is_heard() -> None:

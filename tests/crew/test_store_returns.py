@@ -7,10 +7,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 
 import distlion
 from cluster import WorkerDiedError
@@ -23,13 +25,14 @@ from crews import (
     host_store,
     is_halted,
     make_crew,
+    make_model,
     start,
     train,
 )
 from distlion.crew import CrewLion
 from distlion.crew.memory import GAP
 from distlion.crew.store import MEMBERS_FIRST, Address
-from distlion.errors import CrewError
+from distlion.errors import CheckpointError, CrewError
 
 pytestmark = pytest.mark.distributed
 
@@ -98,7 +101,14 @@ Act = Callable[[CrewLion, int], None]
 
 
 def train_on(
-    crew: distlion.Crew, control: Any, rank: int, members: int, act: Act, *, goal: int = GOAL
+    crew: distlion.Crew,
+    control: Any,
+    rank: int,
+    members: int,
+    act: Act,
+    *,
+    goal: int = GOAL,
+    model: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Train; the first worker strikes the store, and asks for the next one.
 
@@ -109,6 +119,7 @@ def train_on(
         members: Members before the store is lost.
         act: Called after each step.
         goal: Steps.
+        model: What to train; None makes one.
     """
     said = collect_log()
 
@@ -125,7 +136,8 @@ def train_on(
             await_true(lambda: control.check(["started"]))
         act(optimizer, step)
 
-    result = train(crew, OPTIONS["feedback"], seed=rank, size=members, goal=goal, each=each)
+    options = OPTIONS["feedback"]
+    result = train(crew, options, seed=rank, size=members, goal=goal, each=each, model=model)
     return {**result, "said": said}
 
 
@@ -164,6 +176,60 @@ def test_members_train_on_without_the_store_and_a_newcomer_comes_to_the_next_one
     assert last[0] > first[0] + GAP
     assert len(last[1]) == 3
     assert max(last[1]) > GAP
+
+
+def save_without(rank: int, size: int, port: int, folder: str, has_saved: bool) -> Any:
+    """Save without the store, in an epoch with an earlier save or none, and in the next store."""
+    control, model = connect(rank, size, port), make_model(rank)
+    crew = make_crew(int(control.get("port")), min_workers=2)
+    outcomes: list[str] = []
+
+    def save(optimizer: CrewLion) -> None:
+        try:
+            distlion.save_checkpoint(folder, model, optimizer)
+            outcomes.append("saved")
+        except CheckpointError as error:
+            outcomes.append(str(error))
+
+    def act(optimizer: CrewLion, step: int) -> None:
+        if step == STRUCK_AT - 1 and has_saved:
+            save(optimizer)
+        if step == STRUCK_AT + 5:
+            assert is_away(crew)
+            distlion.average_buffers(model)
+            save(optimizer)
+        if step == BACK_AT:
+            await_true(lambda: not is_away(crew))
+            save(optimizer)
+
+    return {**train_on(crew, control, rank, 2, act, model=model), "outcomes": outcomes}
+
+
+@pytest.mark.parametrize(
+    "has_saved",
+    [
+        pytest.param(False, id="first save"),
+        pytest.param(True, id="later save", marks=pytest.mark.slow),
+    ],
+)
+def test_first_save_of_an_epoch_needs_the_store_and_its_failure_ends_nobody(
+    tmp_path: Path, has_saved: bool
+) -> None:
+    control = host_store()
+    with next_store(control):
+        *results, dead = start(
+            save_without, 3, control.port, str(tmp_path / "saved"), has_saved, may_die=True
+        )
+    assert isinstance(dead, WorkerDiedError)
+    check_equal(results)
+    for result in results:
+        assert result["epochs"][2] == result["epochs"][GOAL]
+        if has_saved:
+            assert result["outcomes"] == ["saved"] * 3
+        else:
+            (failed, saved) = result["outcomes"]
+            assert "the connections for checkpoints were not made" in failed
+            assert saved == "saved"
 
 
 def lose_one(rank: int, size: int, port: int, comes_back: bool) -> Any:

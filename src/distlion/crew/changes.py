@@ -80,10 +80,10 @@ class Changes:
         before, members = self._epoch, epoch.members
         left = [] if before is None else _list_missing(before.members, epoch)
         logger.info(
-            "epoch %d of %d workers formed in %.2f s at step %d, rank %d here; left: %s; came: %s",
+            "epoch %d formed in %.2f s: %d workers, at step %d, rank %d here; left: %s; came: %s",
             epoch.number,
-            len(members),
             seconds,
+            len(members),
             members[0].step,
             epoch.place,
             _join(f"worker {each} ({self._explain(each)})" for each in left),

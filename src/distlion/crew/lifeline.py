@@ -33,6 +33,7 @@ from distlion.wire.heartbeats import BEAT_S, beat
 logger = logging.getLogger("distlion")
 
 _OPEN_FILES = "/dev/fd"
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
 _TRY_S = 0.5
 """Seconds before each attempt to connect again, longer than anybody looks into the store for: so
 all who do have seen that it was away."""
@@ -298,7 +299,7 @@ def _find_connections(port: int, before: set[tuple[int, int]]) -> list[socket.so
         with suppress(OSError):
             found = socket.socket(fileno=os.dup(number))
             try:
-                is_new = found.getpeername()[1] == port
+                is_new = found.family in _INTERNET and found.getpeername()[1] == port
             except OSError:
                 is_new = False
             if is_new:
@@ -367,7 +368,8 @@ def _keep_up(
         began_s = time.monotonic()
         if not _connect_again(connections, ended, restore):
             break
-        logger.info("%s is back after %.1f s", name, time.monotonic() - began_s)
+        # A warning too: whoever is alarmed by warnings has to hear the end.
+        logger.warning("%s is back after %.1f s", name, time.monotonic() - began_s)
     connections.forget()
 
 
