@@ -119,10 +119,10 @@ CREW_MUTATIONS = (
         ("crew/test_silent.py",),
     ),
     Mutation(
-        "crew: who counts does not pass on that the epoch ends",
+        "crew: what a reply says of the epoch's end is not read",
         "wire/all_reduce.py",
-        "header = ballot.header.amended(kind=ChunkKind.REPLY, is_last=votes.is_last)",
-        "header = ballot.header.amended(kind=ChunkKind.REPLY)",
+        "verdict = Verdict(Status.OK, is_last=read.is_last)",
+        "verdict = Verdict(Status.OK, is_last=header.is_last)",
         ("wire/test_pattern_contract.py",),
     ),
     Mutation(

@@ -71,7 +71,7 @@ class AllReduce(Exchange):
 
         # 2 count
         votes = read_chunks(link.kernels, received, vote_shape, ballot.header)
-        header = ballot.header.amended(kind=ChunkKind.REPLY, is_last=votes.is_last)
+        header = ballot.header.amended(kind=ChunkKind.REPLY)  # all hear whether it ``is_last`` here
         if votes.agree:
             voting = votes.present.bool()
             present = reducer.count_present(voting)
