@@ -77,3 +77,19 @@ def test_all_workers_save_and_leave_at_one_step_once_one_of_them_was_asked_to(
     printed = run_workers(programs, PREEMPTED + block.code, tmp_path)
     assert [each.strip() for each in printed] == [f"left after step {STOPPED_AT + 1}"] * N
     assert (tmp_path / "checkpoints" / "latest").exists()
+
+
+ALIKE = """
+import hashlib
+parts = [param.detach().numpy().tobytes() for param in model.parameters()]
+print("parameters", hashlib.sha256(b"".join(parts)).hexdigest())
+"""
+
+
+def test_votes_beside_averaged_gradients_leave_replicas_alike(
+    programs: Programs, tmp_path: Path
+) -> None:
+    (block,) = [block for block in python_blocks() if "ranks" in block.info]
+    printed = run_workers(programs, block.code + ALIKE, tmp_path)
+    assert printed[0] == printed[1]
+    assert printed[0].startswith("parameters ")
