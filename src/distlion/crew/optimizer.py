@@ -55,7 +55,6 @@ from distlion.step.newcomers import begin_momentum
 from distlion.step.nodes import NodePieces
 from distlion.step.param import is_dtensor, local_tensor
 from distlion.step.timeouts import Timeouts
-from distlion.wire.tcp import choose_wire
 from distlion.wire.verdict import with_error
 from distlion.wire.watch import watch_peers
 
@@ -150,7 +149,6 @@ class CrewLion(DistributedLion):
         lanes = self._membership.lanes
         if isinstance(lanes, Lanes):
             self._sharding, begun["pieces"] = open_lanes(lanes, name_tensors(params))
-        choose_wire()  # others would wait for a worker that finds out later that it cannot connect
         self._session = Session(lanes.alone, self._settings, None)
         return begun
 
