@@ -68,10 +68,12 @@ def wire_bytes(plan: ByteCount, *, mtu: int = ETHERNET_MTU, wire: str = "gloo") 
     data_bytes = plan.sent_bytes + plan.messages * head_bytes
     data_frames = plan.messages * -(-data_bytes // (plan.messages * segment_bytes))
     arriving_bytes = plan.received_bytes + plan.messages * head_bytes
-    least_acks = -(-plan.messages // MESSAGES_PER_ACK[wire])
-    acks = max(least_acks, arriving_bytes // (segment_bytes * SEGMENTS_PER_ACK))
+    acks = max(
+        plan.messages / MESSAGES_PER_ACK[wire],
+        arriving_bytes // (segment_bytes * SEGMENTS_PER_ACK),
+    )
     frames = notices + data_frames + acks
-    return data_bytes + notices * head_bytes + frames * (IP_TCP_BYTES + ETHERNET_BYTES)
+    return int(data_bytes + notices * head_bytes + frames * (IP_TCP_BYTES + ETHERNET_BYTES))
 
 
 def _segment_bytes(mtu: int) -> int:
