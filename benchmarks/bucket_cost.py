@@ -26,7 +26,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import distlion
-from distlion.wire.tcp import WIRE_VARIABLE
+from distlion.wire.tcp import WIRE_VARIABLE, choose_wire
 
 WARM_UP = 5
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=8 * 1024 * 1024, help="parameters")
     parser.add_argument("--buckets", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--turns", type=int, default=40, help="steps with each number of buckets")
-    parser.add_argument("--wire", nargs="+", default=["gloo"], choices=["gloo", "tcp"])
+    parser.add_argument("--wire", nargs="+", default=[choose_wire()], choices=["gloo", "tcp"])
     arguments = parser.parse_args()
     cuts, wires = arguments.buckets, arguments.wire
     found = measure(arguments.workers, arguments.elements, cuts, wires, arguments.turns)

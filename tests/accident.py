@@ -20,7 +20,7 @@ import distlion
 import oracle
 from cluster import WorkerDiedError, run_workers
 from distlion import errors, faults
-from distlion.wire.tcp import WIRE_VARIABLE
+from distlion.wire.tcp import WIRE_VARIABLE, choose_wire
 from failures import give_time, params_of
 from replay import run_backward
 
@@ -44,7 +44,7 @@ class Accident:
         world_size: Of how many.
         timeout_s: ``Timeouts.step_s``.
         options: Further arguments of the optimizer.
-        wire: The transport of votes.
+        wire: The transport of votes; by default that of this process.
     """
 
     point: Any
@@ -55,7 +55,7 @@ class Accident:
     world_size: int = 3
     timeout_s: float = 20.0
     options: dict[str, Any] = field(default_factory=dict)
-    wire: str = "gloo"
+    wire: str = field(default_factory=choose_wire)
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def stage_all(accidents: dict[str, Accident]) -> dict[str, list[Any]]:
 
 
 def _stage(accident: Accident) -> list[Any]:
-    environment = {} if accident.wire == "gloo" else {WIRE_VARIABLE: accident.wire}
+    environment = {WIRE_VARIABLE: accident.wire}
     with tempfile.TemporaryDirectory(prefix="distlion-test-") as folder:
         return run_workers(
             meet_accident,

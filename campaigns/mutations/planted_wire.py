@@ -210,4 +210,28 @@ WIRE = (
         "",
         ("distributed/test_wires.py::test_workers_that_chose_different_transports_hear_of_it",),
     ),
+    Mutation(
+        "wire: workers that chose different transports are not told what to set",
+        "peers/meetings.py",
+        "    elif what.startswith(_WIRE):\n",
+        "    elif False:\n",
+        ("distributed/test_wires.py::test_workers_that_chose_different_transports_hear_of_it",),
+    ),
+    Mutation(
+        "wire: Linux sends over Gloo by default",
+        "wire/tcp.py",
+        '("tcp" if sys.platform == "linux" else "gloo")',
+        '"gloo"',
+        ("distributed/test_wires.py::test_only_linux_has_own_sockets_and_takes_them_by_default",),
+    ),
+    Mutation(
+        "wire: sockets that were not built are found out where others already wait",
+        "wire/tcp.py",
+        "        load_endpoint()\n",
+        "",
+        (
+            "distributed/test_wires.py::"
+            "test_sockets_that_were_not_built_are_an_error_that_says_what_to_do",
+        ),
+    ),
 )

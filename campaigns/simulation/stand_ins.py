@@ -21,6 +21,7 @@ from importlib.metadata import version
 from secrets import token_hex
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
@@ -31,6 +32,7 @@ from distlion.crew.lifeline import Connections
 from distlion.crew.side_link import Listener, dial
 from distlion.wire import gloo
 from distlion.wire.groups import drop_store, keep
+from distlion.wire.tcp import WIRE_VARIABLE
 from simulation.kernel import Kernel, Killed, Task, running
 
 SIMULATED = (
@@ -323,7 +325,8 @@ def installed(distributed: Any) -> Iterator[None]:
 
     They are put where a module names what it imported, so that nothing in the package knows of
     them, and a module that begins to use one of these is simulated at once. What a stand-in does
-    not have, the package does not use yet: that fails with its name.
+    not have, the package does not use yet: that fails with its name. Votes travel over groups of
+    Gloo, as the C++ code of own sockets has no stand-in.
 
     Args:
         distributed: What stands in for ``torch.distributed``.
@@ -359,7 +362,8 @@ def installed(distributed: Any) -> Iterator[None]:
     try:
         for module, name, what in _find_places():
             setattr(module, name, stand_ins[what])
-        yield
+        with mock.patch.dict(os.environ, {WIRE_VARIABLE: "gloo"}):
+            yield
     finally:
         gloo._under_way.clear()
         for module, name, value in before:

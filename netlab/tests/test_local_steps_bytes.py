@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from distlion.wire import ByteCount
+from distlion.wire.tcp import choose_wire
 from distlion_lab.planning.line import wire_bytes
 from distlion_netlab import Lab, run_command
 
@@ -83,12 +84,12 @@ def test_plan_account_and_interface_agree(shared_lab: Lab, arguments: str) -> No
     short, short_bytes = train(shared_lab, arguments, SHORT)
     long, long_bytes = train(shared_lab, arguments, LONG)
     assert len(long) == HOSTS
-    expected = []
+    expected, wire = [], choose_wire()
     for one, other in zip(short, long, strict=True):
         plans = [ByteCount(**plan) for plan in other[1]]
         assert other[2] - one[2] == sum(plan.sent_bytes for plan in plans[len(one[1]) :])
         assert other[3] == plans[-1].sent_bytes
-        expected.append(sum(wire_bytes(plan) for plan in plans[len(one[1]) :]))
+        expected.append(sum(wire_bytes(plan, wire=wire) for plan in plans[len(one[1]) :]))
     assert min(expected) > 0
     counted = [more - less for more, less in zip(long_bytes, short_bytes, strict=True)]
     ratios = [found / wanted for found, wanted in zip(counted, expected, strict=True)]

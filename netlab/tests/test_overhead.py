@@ -19,9 +19,27 @@ MEASURED = [
 ]
 
 
+OVER_OWN_SOCKETS = [
+    # Two hosts at 1 Gbit/s, then four.
+    (ByteCount(250, 250, 1), 10, 3_716),
+    (ByteCount(5_000, 5_000, 1), 10, 53_262),
+    (ByteCount(50_000, 50_000, 1), 10, 529_464),
+    (ByteCount(2_000_000, 2_000_000, 1), 10, 20_917_956),
+    (ByteCount(750, 750, 3), 10, 10_752),
+    (ByteCount(15_000, 15_000, 3), 10, 160_248),
+    (ByteCount(150_000, 150_000, 3), 10, 1_594_298),
+    (ByteCount(6_000_000, 6_000_000, 3), 10, 63_468_424),
+]
+
+
 @pytest.mark.parametrize(("plan", "times", "counted"), MEASURED)
 def test_computed_bytes_are_those_that_interfaces_counted(plan, times, counted):
     assert times * wire_bytes(plan) == pytest.approx(counted, rel=0.03)
+
+
+@pytest.mark.parametrize(("plan", "times", "counted"), OVER_OWN_SOCKETS)
+def test_computed_bytes_over_own_sockets_are_those_that_interfaces_counted(plan, times, counted):
+    assert times * wire_bytes(plan, wire="tcp") == pytest.approx(counted, rel=0.03)
 
 
 def test_nothing_sent_is_nothing_counted():

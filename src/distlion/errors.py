@@ -27,7 +27,7 @@ class UnsupportedTypeError(DistlionError, TypeError):
 
 
 class KernelBackendError(DistlionError, RuntimeError):
-    """No kernels exist for the device at hand, or the ones asked for are missing."""
+    """No kernels exist for the device, or the ones asked for, or own sockets, are not built."""
 
 
 class DeviceError(DistlionError, RuntimeError):

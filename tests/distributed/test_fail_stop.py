@@ -75,8 +75,8 @@ STOPPED_ELSEWHERE = {
     "nodes": stopped("framed", world_size=4, options=NODES),
 }
 LATE = {name: late(options={"exchange": pattern}) for name, pattern in matrix.PATTERNS.items()}
-OVER_TCP = {
-    f"{kind} {where}": stage(point, firing, wire="tcp", **rest)
+OVER_GLOO = {
+    f"{kind} {where}": stage(point, firing, wire="gloo", **rest)
     for kind, stage in (("killed", killed), ("stopped", stopped))
     for where, point, firing, rest in (
         *((moment, *MOMENTS[moment], {}) for moment in MOMENTS),
@@ -87,7 +87,7 @@ OVER_TCP = {
     )
     if not (kind == "stopped" and where == "as the server")
 }
-LATE_OVER_TCP = {"late": late(options=ALL_REDUCE, wire="tcp")}
+LATE_OVER_GLOO = {"late": late(options=ALL_REDUCE, wire="gloo")}
 BUSY = {"kill": killed("framed", busy=2), "stop": stopped("framed", busy=2)}
 ALL = (
     KILLED,
@@ -96,8 +96,8 @@ ALL = (
     STOPPED_ELSEWHERE,
     LATE,
     BUSY,
-    OVER_TCP,
-    LATE_OVER_TCP,
+    OVER_GLOO,
+    LATE_OVER_GLOO,
 )
 # Every moment of a kill and every pattern once; what repeats them elsewhere is slow.
 QUICK = (
@@ -190,18 +190,18 @@ def test_rank_that_comes_too_late_commits_nothing(pattern: str) -> None:
     assert_wakes_to_an_error(survivors, victim)
 
 
-@each_of("accident", OVER_TCP)
-def test_over_sockets_of_our_own_a_rank_that_dies_or_freezes_is_named(accident: str) -> None:
-    survivors, victim = survivors_of(OVER_TCP, accident)
-    if OVER_TCP[accident].kind == "kill":
+@each_of("accident", OVER_GLOO)
+def test_over_gloo_a_rank_that_dies_or_freezes_is_named(accident: str) -> None:
+    survivors, victim = survivors_of(OVER_GLOO, accident)
+    if OVER_GLOO[accident].kind == "kill":
         assert_died(victim)
     else:
         assert_wakes_to_an_error(survivors, victim)
 
 
-@each_of("accident", LATE_OVER_TCP)
-def test_over_sockets_of_our_own_a_rank_that_comes_too_late_commits_nothing(accident: str) -> None:
-    survivors, victim = survivors_of(LATE_OVER_TCP, accident)
+@each_of("accident", LATE_OVER_GLOO)
+def test_over_gloo_a_rank_that_comes_too_late_commits_nothing(accident: str) -> None:
+    survivors, victim = survivors_of(LATE_OVER_GLOO, accident)
     assert victim.counter == ACCIDENT_STEP
     assert_wakes_to_an_error(survivors, victim)
 

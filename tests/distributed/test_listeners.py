@@ -13,7 +13,7 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion.wire import groups, rendezvous
-from distlion.wire.tcp import choose_wire
+from distlion.wire.tcp import WIRE_VARIABLE
 
 pytestmark = [
     pytest.mark.distributed,
@@ -69,19 +69,27 @@ def listen_beside(rank: int, world_size: int, folder: str) -> list[View]:
     return views
 
 
+# The group of all; the optimizer's own, for votes and for questions; its checkpoints'. Own sockets
+# in their place listen only while they connect.
+LISTENERS = {"gloo": [1, 3, 3, 4], "tcp": [1, 1, 1, 1]}
+
+
+@pytest.fixture(scope="module", params=LISTENERS)
+def wire(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def views_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[View]]:
-    # Torch's groups of an earlier job may keep their sockets.
-    return run_workers(listen_beside, 2, str(tmp_path_factory.mktemp("saved")), fresh=True)
+def views_of_ranks(wire: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[View]]:
+    folder = str(tmp_path_factory.mktemp("saved"))
+    # New processes: torch's groups of an earlier job may keep their sockets.
+    return run_workers(listen_beside, 2, folder, environment={WIRE_VARIABLE: wire})
 
 
-def test_every_listener_is_that_of_a_group_of_gloo(views_of_ranks):
+def test_every_listener_is_that_of_a_group_of_gloo(views_of_ranks, wire):
     for views in views_of_ranks:
-        # The group of all; the optimizer's own, for votes and for questions; its checkpoints'.
-        # Own sockets in their place listen only while they connect.
-        expected = [1, 3, 3, 4] if choose_wire() == "gloo" else [1, 1, 1, 1]
-        assert [groups for _, groups in views] == expected
-        assert [len(listeners) for listeners, _ in views] == expected
+        assert [groups for _, groups in views] == LISTENERS[wire]
+        assert [len(listeners) for listeners, _ in views] == LISTENERS[wire]
 
 
 def test_steps_open_no_listener(views_of_ranks):
@@ -114,7 +122,7 @@ def listen_without_interface(rank: int, world_size: int) -> list[set[str]]:
 
 
 def test_own_sockets_listen_while_they_connect_and_not_on_all_interfaces():
-    environment = {"DISTLION_WIRE": "tcp"}
+    environment = {WIRE_VARIABLE: "tcp"}
     for *making, after in run_workers(listen_without_interface, 2, environment=environment):
         assert len(making) == 2
         assert all(making)

@@ -12,7 +12,7 @@ from torch import nn
 
 import distlion
 from cluster import run_workers
-from distlion.wire.tcp import choose_wire
+from distlion.wire.tcp import WIRE_VARIABLE
 from drawn import set_grads
 
 pytestmark = pytest.mark.distributed
@@ -22,7 +22,7 @@ ROOT = str(Path(distlion.__file__).parent)
 MOST_FILES, MOST_CALLS, MOST_CHANGES = 18, 135, 62
 """Of a plain step; 30, 491 and 155 before the step had a package of its own. Calls that amend a
 header count, as those of ``dataclasses.replace`` did not."""
-OWN_SOCKETS_MORE = 1, 16, 16
+MORE = {"gloo": (0, 0, 0), "tcp": (1, 16, 16)}
 """More over own sockets: the calls of wire/sockets.py, where Gloo has C++ code of torch."""
 
 
@@ -50,11 +50,11 @@ def trace_step(rank: int, world_size: int) -> list[str]:
     return files
 
 
-def test_a_plain_step_is_a_short_walk() -> None:
-    for files in run_workers(trace_step, 2):
+@pytest.mark.parametrize("wire", MORE)
+def test_a_plain_step_is_a_short_walk(wire: str) -> None:
+    for files in run_workers(trace_step, 2, environment={WIRE_VARIABLE: wire}):
         changes = sum(files[index] != files[index - 1] for index in range(1, len(files)))
         assert "/optim/distributed_lion.py" in files
-        more = (0, 0, 0) if choose_wire() == "gloo" else OWN_SOCKETS_MORE
-        assert len(set(files)) <= MOST_FILES + more[0]
-        assert len(files) <= MOST_CALLS + more[1]
-        assert changes <= MOST_CHANGES + more[2]
+        assert len(set(files)) <= MOST_FILES + MORE[wire][0]
+        assert len(files) <= MOST_CALLS + MORE[wire][1]
+        assert changes <= MOST_CHANGES + MORE[wire][2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from distlion import errors
+from distlion.wire import tcp
 from distlion.wire.sockets import SocketGroup
 from distlion.wire.tcp import WIRE_VARIABLE, choose_wire
 
@@ -57,7 +60,6 @@ def train_over_both(rank: int, world_size: int) -> list[str]:
             found[wire] = train(rank, options)
         if not all(map(torch.equal, found["gloo"], found["tcp"])):
             differ.append(name)
-    del os.environ[WIRE_VARIABLE]
     return differ
 
 
@@ -70,11 +72,37 @@ def choose_apart(rank: int, world_size: int) -> tuple[int, ...]:
     os.environ[WIRE_VARIABLE] = "tcp" if rank == 1 else "gloo"
     with pytest.raises(errors.ConfigMismatchError, match="wire: tcp on rank 1") as told:
         train(rank, {})
+    assert "set DISTLION_WIRE=gloo on every worker" in str(told.value)
     return told.value.culprits
 
 
 def test_workers_that_chose_different_transports_hear_of_it() -> None:
     assert run_workers(choose_apart, 3, fresh=True) == [(1,)] * 3
+
+
+@pytest.mark.parametrize(("system", "wire"), [("linux", "tcp"), ("darwin", "gloo")])
+def test_only_linux_has_own_sockets_and_takes_them_by_default(
+    system: str, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "sys", SimpleNamespace(platform=system))
+    monkeypatch.delenv(WIRE_VARIABLE, raising=False)
+    assert choose_wire() == wire
+    monkeypatch.setenv(WIRE_VARIABLE, "tcp")
+    if system == "darwin":
+        with pytest.raises(errors.InvalidArgumentError, match="DISTLION_WIRE=gloo on every"):
+            choose_wire()
+
+
+def test_sockets_that_were_not_built_are_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "distlion.wire._endpoint", None)
+    monkeypatch.setenv(WIRE_VARIABLE, "gloo")
+    assert choose_wire() == "gloo"
+    monkeypatch.delenv(WIRE_VARIABLE)
+    with pytest.raises(errors.KernelBackendError, match="DISTLION_WIRE=gloo on every worker"):
+        choose_wire()
+    distlion.DistributedLion([nn.Parameter(torch.ones(9))], 1e-2)  # alone it needs none
 
 
 def test_another_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +116,9 @@ def test_a_bad_port_or_interface_is_refused_before_anybody_waits(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "no-such")
-    monkeypatch.delenv(WIRE_VARIABLE, raising=False)
+    monkeypatch.setenv(WIRE_VARIABLE, "gloo")
     choose_wire()
-    monkeypatch.setenv(WIRE_VARIABLE, "tcp")
+    monkeypatch.delenv(WIRE_VARIABLE)
     with pytest.raises(errors.InvalidArgumentError, match=f"{variable}=no-such"):
         choose_wire()
 

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from distlion.wire._endpoint import Endpoint
+if sys.platform == "linux":
+    from distlion.wire._endpoint import Endpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="own sockets need Linux")
 
 MOST_EARLY_BYTES = 4096
 LIMIT_S = 20.0

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from distlion.errors import InvalidArgumentError
 from distlion.wire import addresses, rendezvous
 from distlion.wire.rendezvous import MeetingError, meet
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="own sockets need Linux")
 
 LIMIT_S = 20.0
 SAID = struct.Struct("<4sHIII16s16s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlion.wire.sockets import SocketGroup, SocketWork
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="own sockets need Linux")
 
 N_BYTES = 30_000_000
 """More than the system takes before somebody reads it."""

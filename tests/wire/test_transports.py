@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -89,7 +90,13 @@ def use_memory(ends: list[Memory]) -> list[Seen]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("wire", ["gloo", "tcp"])
+@pytest.mark.parametrize(
+    "wire",
+    [
+        "gloo",
+        pytest.param("tcp", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux")),
+    ],
+)
 def test_both_carry_the_same_bytes_and_count_them_alike(wire: str) -> None:
     by_group = run_workers(use_group, N_WORKERS, wire)
     in_memory = use_memory(connect_in_memory(N_WORKERS))

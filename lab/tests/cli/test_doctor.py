@@ -85,7 +85,8 @@ def test_congestion_control_that_differs_between_ranks_is_named_for_each(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("wire", "words"), [("gloo", "votes travel over Gloo"), ("tcp", "distlion's own sockets (")]
+    ("wire", "words"),
+    [("gloo", "votes travel over Gloo"), ("tcp", "votes travel over distlion's own sockets: ")],
 )
 def test_the_transport_of_votes_is_named(monkeypatch, wire, words):
     monkeypatch.setenv("DISTLION_WIRE", wire)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from transformers import GPT2Config
 from distlion.local import LocalSteps
 from distlion.optim import DistributedLion, Lion
 from distlion.step import Replicas
-from distlion.wire.tcp import WIRE_VARIABLE
+from distlion.wire.tcp import WIRE_VARIABLE, choose_wire
 from distlion_lab.baselines.ddp import compress_gradients, wrap_in_ddp
 from distlion_lab.planning.line import wire_bytes
 from distlion_lab.tasks.base import Batch, batch_loss, seeded_generator
@@ -50,12 +50,14 @@ class LabRun:
         optimizer: The voting optimizer; None for a baseline.
         n_parameters: Number of trainable elements.
         device: Device that trains.
+        wire: The transport of votes.
     """
 
     step: Callable[[], None]
     optimizer: DistributedLion | LocalSteps | None
     n_parameters: int
     device: str = "cpu"
+    wire: str = "gloo"
 
     def wait_for_device(self) -> None:
         """Wait until the device has done all steps."""
@@ -68,7 +70,7 @@ class LabRun:
 
     def wire_bytes(self) -> int | None:
         """Return the bytes that the interface should count for that, by the cost model."""
-        return None if self.optimizer is None else wire_bytes(self.optimizer.plan)
+        return None if self.optimizer is None else wire_bytes(self.optimizer.plan, wire=self.wire)
 
     def verify_replicas(self) -> None:
         """Check that all workers hold the same parameters, for a method that votes.
@@ -90,8 +92,10 @@ def start_run(name: str, workload: Workload, *, rank: int) -> LabRun:
     """
     with _over(find_wire(name)):
         if isinstance(workload, VectorWorkload):
-            return _build_exchange(name, workload, rank)
-        return _build_training(name, workload, rank)
+            run = _build_exchange(name, workload, rank)
+        else:
+            run = _build_training(name, workload, rank)
+        return replace(run, wire=choose_wire())
 
 
 @contextmanager

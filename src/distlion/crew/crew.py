@@ -36,6 +36,7 @@ from distlion.step.arguments import check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.wire.heartbeats import BEAT_S
+from distlion.wire.tcp import choose_wire
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -155,6 +156,7 @@ class Crew:
         UnsupportedTypeError: The endpoint is not text.
         ProcessGroupError: This process is not in the group of ``member``.
         CrewError: No store answers at the endpoint.
+        KernelBackendError: distlion's own sockets were not built.
 
     Notes:
         The store may be lost and started again: steps go on without it, and the members restore
@@ -198,6 +200,7 @@ class Crew:
         check_positive("store_wait_s", store_wait_s)
         check_silence(silence_s)
         check_handover(handover_rate, replay_steps)
+        choose_wire()  # others would wait for a worker that finds out later that it cannot connect
         self._handover_rate, self._replay_steps = handover_rate, replay_steps
         if not run_id:
             raise InvalidArgumentError("run_id='': expected a name")

@@ -29,7 +29,8 @@ from distlion.wire.watch import watch_peers
 
 STRANGER = (
     "the crew trains with other settings, other parameters or another version of distlion than "
-    "this worker; start it with the same script as the others"
+    "this worker; start it with the same script as the others, and with DISTLION_WIRE=gloo on all "
+    "if one of them does not run on Linux"
 )
 
 

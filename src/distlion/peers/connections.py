@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from distlion.errors import ProcessGroupError
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.wire.groups import carries_host_memory, own_group
-from distlion.wire.tcp import choose_wire, link_over
+from distlion.wire.tcp import WIRE_VARIABLE, choose_wire, link_over
 from distlion.wire.transport import Transport
 
 
@@ -19,7 +20,7 @@ class Connections:
     other calls begin with a question on the group of all ranks.
 
     Args:
-        ranks: All ranks of the optimizer, two or more.
+        ranks: All ranks of the optimizer; one has no connections.
         settings: The optimizer's settings.
         name: Name of the optimizer, unique on the process group.
 
@@ -27,12 +28,14 @@ class Connections:
         wire: How its groups are connected.
 
     Raises:
-        InvalidArgumentError: ``DISTLION_WIRE`` names no transport.
+        InvalidArgumentError: ``DISTLION_WIRE`` names no transport, or a variable for own sockets
+            is wrong.
+        KernelBackendError: Own sockets were not built.
     """
 
     def __init__(self, ranks: Ranks, settings: Settings, *, name: str) -> None:
         self._ranks, self._settings, self._name = ranks, settings, name
-        self.wire = choose_wire()
+        self.wire = choose_wire(alone=ranks.is_alone)
         self._everybody = ranks.process_group
         self._inside: dist.ProcessGroup | None = None
         self._between: dist.ProcessGroup | None = None
@@ -40,10 +43,17 @@ class Connections:
         self._n_checkpoint_groups = 0
 
     def approach(self) -> None:
-        """Make a group for the handshake, if the workers' own group cannot carry host memory."""
+        """Make a group for the handshake, if the workers' own group cannot carry host memory.
+
+        Raises:
+            ProcessGroupError: Some rank did not take part.
+        """
         workers = self._ranks.process_group
         if workers is not None and not carries_host_memory(workers):
-            self._everybody = self._make("handshake")
+            try:
+                self._everybody = self._make("handshake")
+            except ProcessGroupError as error:  # transports are compared over this group
+                raise ProcessGroupError(f"{error} Is {WIRE_VARIABLE} the same on all?") from None
 
     def connect(self) -> None:
         """Make groups for this optimizer alone; every rank must call it.

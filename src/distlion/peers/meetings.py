@@ -17,10 +17,11 @@ from distlion.step.settings import Settings
 from distlion.wire.ask import ask_texts, find_difference, find_problem, name_holders
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.node_frames import share_verdict
+from distlion.wire.tcp import WIRE_VARIABLE
 from distlion.wire.transport import Transport
 from distlion.wire.verdict import Verdict, minority
 
-_CALL = "call: "
+_CALL, _WIRE = "call: ", "wire: "
 
 
 class Meetings:
@@ -192,6 +193,10 @@ def _refuse_difference(link: Transport, texts: Sequence[str], *, step: int) -> N
         lines = dict.fromkeys(line for text in texts for line in text.split("\n"))
         calls = [line.removeprefix(_CALL) for line in lines if line.startswith(_CALL)]
         advice = f"{' and '.join(calls)} must be called by every rank, after the same step"
+    elif what.startswith(_WIRE):
+        advice = (
+            f"set {WIRE_VARIABLE}=gloo on every worker: only Linux has own sockets, its default"
+        )
     raise ConfigMismatchError(
         f"workers disagree: {what}; {advice}", rank=link.rank, step=step, culprits=culprits
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from distlion.errors import KernelBackendError
 from distlion.wire.rendezvous import meet
 
 if TYPE_CHECKING:
@@ -23,6 +24,24 @@ senders."""
 _COLLECTIVES, _SWAPS = 0, 1
 _SLICE_S = 0.5
 _Piece = tuple[int, int, int]
+
+
+def load_endpoint() -> type[Endpoint]:
+    """Load what moves the bytes; it is a part of the C++ core, and made for Linux alone.
+
+    Raises:
+        KernelBackendError: It was not built.
+    """
+    try:
+        module = import_module("distlion.wire._endpoint")
+    except ImportError as error:
+        raise KernelBackendError(
+            f"distlion's own sockets cannot be imported ({error}); build them with 'pip install .' "
+            "(or 'make train') in a checkout, which needs a C++20 compiler, or set "
+            "DISTLION_WIRE=gloo on every worker to send votes over Gloo"
+        ) from error
+    made: type[Endpoint] = module.Endpoint
+    return made
 
 
 class SocketWork:
@@ -69,6 +88,7 @@ class SocketGroup:
     Raises:
         MeetingError: Some worker did not connect.
         InvalidArgumentError: An environment variable is no port, or names no interface.
+        KernelBackendError: The endpoint was not built.
     """
 
     def __init__(
@@ -80,11 +100,10 @@ class SocketGroup:
         timeout_s: float,
         names: Sequence[int] | None = None,
     ) -> None:
+        make = load_endpoint()
         sockets = meet(store, rank, size, timeout_s=timeout_s, names=names)
         descriptors = [-1 if each is None else each.detach() for each in sockets]
         self._rank, self._size = rank, size
-        # Other systems than Linux have none; ``choose_wire`` says so.
-        make = import_module("distlion.wire._endpoint").Endpoint
         try:
             self._endpoint: Endpoint = make(rank, descriptors, MOST_EARLY_BYTES)
         except BaseException:

@@ -14,7 +14,7 @@ from distlion.errors import InvalidArgumentError, StepError
 from distlion.failures import FailureKind
 from distlion.wire.addresses import list_chosen, read_ports
 from distlion.wire.gloo import Gloo, GlooTransfer
-from distlion.wire.sockets import SocketGroup
+from distlion.wire.sockets import SocketGroup, load_endpoint
 from distlion.wire.transport import ByteCount
 
 WIRE_VARIABLE = "DISTLION_WIRE"
@@ -52,23 +52,30 @@ class Tcp(Gloo):
         return cast(SocketGroup, self.process_group)
 
 
-def choose_wire() -> Wire:
+def choose_wire(*, alone: bool = False) -> Wire:
     """Return the transport that ``DISTLION_WIRE`` names.
 
     Without it, own sockets on Linux, and Gloo elsewhere.
 
+    Args:
+        alone: Whether nothing will be sent, so that sockets need not be there.
+
     Raises:
         InvalidArgumentError: It names another one, or one that this system lacks; or the port or
             the interface for it is none.
+        KernelBackendError: Own sockets were not built.
     """
     chosen = os.environ.get(WIRE_VARIABLE) or ("tcp" if sys.platform == "linux" else "gloo")
     if chosen not in ("gloo", "tcp"):
         raise InvalidArgumentError(f"{WIRE_VARIABLE}={chosen}: expected gloo or tcp")
     if chosen == "tcp" and sys.platform != "linux":
         raise InvalidArgumentError(
-            f"{WIRE_VARIABLE}=tcp on {sys.platform}: it needs Linux; expected gloo"
+            f"{WIRE_VARIABLE}=tcp on {sys.platform}: own sockets need Linux; set "
+            f"{WIRE_VARIABLE}=gloo on every worker"
         )
-    if chosen == "tcp":  # an error that comes later keeps the others waiting for this worker
+    if chosen == "tcp" and not alone:
+        # An error that comes later keeps the others waiting for this worker.
+        load_endpoint()
         read_ports()
         list_chosen()
     return cast(Wire, chosen)

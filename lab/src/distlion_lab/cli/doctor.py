@@ -144,7 +144,7 @@ def _show(found: _Found, *, as_json: bool) -> None:
     console = Console()
     print_table(console, _build_table(checkup))
     for sentence in (
-        f"all ranks together: {_describe_link(checkup.link.combined)}",
+        f"all ranks together, over Gloo: {_describe_link(checkup.link.combined)}",
         *_name_slowest(checkup),
         _name_wire(scenario.wire),
         _name_congestion_control(checkup),
@@ -206,10 +206,13 @@ def _describe_link(link: LinkModel) -> str:
 
 def _name_wire(wire: str) -> str:
     if wire == "gloo":
-        return f"votes travel over Gloo; {WIRE_VARIABLE}=tcp sends them over distlion's own sockets"
+        return (
+            "votes travel over Gloo, whose round trip is the latency above; without "
+            f"{WIRE_VARIABLE} Linux sends them over distlion's own sockets"
+        )
     return (
-        f"votes travel over distlion's own sockets ({WIRE_VARIABLE}=tcp): a round of theirs takes "
-        "about half of the time above, which is Gloo's"
+        "votes travel over distlion's own sockets: a round of theirs takes about half of the "
+        f"latency above, which is Gloo's round trip. {WIRE_VARIABLE}=gloo sends them over Gloo"
     )
 
 

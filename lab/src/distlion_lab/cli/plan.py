@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from distlion.errors import InvalidArgumentError
 from distlion.wire import LinkModel
-from distlion.wire.tcp import WIRE_VARIABLE
+from distlion.wire.tcp import choose_wire
 from distlion_lab.cli.failure import shown_failures
 from distlion_lab.cli.options import Option, choice, flag, number, taking, whole
 from distlion_lab.cli.plan_page import write_plan_page
@@ -58,7 +57,7 @@ _NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
     wire=choice(
         str,
         "Transport of votes: gloo, or tcp for distlion's own sockets, whose rounds take one way.",
-        "DISTLION_WIRE, or gloo",
+        "DISTLION_WIRE, or tcp on Linux and gloo elsewhere",
     ),
     half_duplex=flag("--half-duplex", "The link cannot send and receive at once."),
     node_link=choice(str, "Link inside a machine: nvlink, pcie or a rate.", default="nvlink"),
@@ -131,7 +130,7 @@ def _read_scenario(given: dict[str, Any]) -> Scenario:
         ),
         "node_link": _parse_node_link(given["node_link"]),
         "compute_s": read_seconds("--compute-s", given["compute_s"]),
-        "wire": given["wire"] or os.environ.get(WIRE_VARIABLE) or "gloo",
+        "wire": given["wire"] or choose_wire(alone=True),
         "machine": _find_machine(given["device"]),
     }
     return Scenario(**taken | read)

@@ -64,10 +64,11 @@ def print_plan(
 
 def describe_setting(scenario: Scenario) -> str:
     """Return the line above the methods."""
-    over = "votes over own sockets; " if scenario.wire == "tcp" else ""
+    over = "own sockets" if scenario.wire == "tcp" else "Gloo"
     return (
         f"{scenario.n_params:.4g} parameters, {scenario.nodes:,} x {scenario.gpus_per_node} "
-        f"workers, {scenario.compute_s:g} s of compute; {over}speed-up over the best all-reduce"
+        f"workers, {scenario.compute_s:g} s of compute; votes over {over}; speed-up over the best "
+        "all-reduce"
     )
 
 

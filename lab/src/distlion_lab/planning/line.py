@@ -7,14 +7,16 @@ from distlion.wire import ByteCount, LinkModel
 
 ETHERNET_MTU = 1500
 
-GLOO_PREAMBLE_BYTES = 48
-"""Before every message, or a whole notice: six 64-bit fields (gloo/transport/tcp/pair.h)."""
+HEAD_BYTES = {"gloo": 48, "tcp": 16}
+"""Before every message; of Gloo also a whole notice: six 64-bit fields (gloo/transport/tcp/pair.h).
+Of own sockets see csrc/endpoint.hpp."""
 
-NOTICES_TO_RECEIVER = 1
-"""A sender announces each message (NOTIFY_SEND_READY, gloo/transport/tcp/pair.cc, Pair::send)."""
+NOTICES = {"gloo": 2, "tcp": 0}
+"""A sender of Gloo announces each message (NOTIFY_SEND_READY, gloo/transport/tcp/pair.cc,
+Pair::send), and a receiver asks for it (NOTIFY_RECV_READY, Pair::recv); data waits for it."""
 
-NOTICES_TO_SENDER = 1
-"""A receiver asks for each message (NOTIFY_RECV_READY, Pair::recv); data waits for it."""
+MESSAGES_PER_ACK = {"gloo": 1, "tcp": 2}
+"""Of small messages. Where nobody waits for notices, every other one also acknowledges."""
 
 IP_TCP_BYTES = 20 + 32
 """IPv4 header, and TCP header with the timestamps that Linux sends by default."""
@@ -34,19 +36,21 @@ def payload_share(mtu: int = ETHERNET_MTU) -> float:
     return _segment_bytes(mtu) / (mtu + ETHERNET_BYTES + LINE_BYTES)
 
 
-def wire_bytes(plan: ByteCount, *, mtu: int = ETHERNET_MTU) -> int:
+def wire_bytes(plan: ByteCount, *, mtu: int = ETHERNET_MTU, wire: str = "gloo") -> int:
     """Compute the bytes that an Ethernet interface counts as transmitted for a plan.
 
     Equation:
-        stream = sent + messages * (48 + 48)             each message and its announcement
-        frames = messages + messages + ceil(stream / mss)  notices travel in frames of their own
-        acks   = max(messages, received / mss / 2)
-        wire   = stream + 48 * messages + 66 * (frames + acks)
-        mss is ``mtu`` less 52 bytes of IP and TCP headers.
+        data   = sent + messages * head
+        frames = notices * messages + ceil(data / mss)   notices travel in frames of their own
+        acks   = max(messages / messages_per_ack, received / mss / 2)
+        wire   = data + head * notices * messages + 66 * (frames + acks)
+        mss is ``mtu`` less 52 bytes of IP and TCP headers; head, notices and messages_per_ack are
+        those of the transport.
 
     Args:
         plan: The traffic of one rank. As many messages are assumed to arrive as are sent.
         mtu: Bytes of an IP packet on this link.
+        wire: The transport: "gloo", or "tcp" for distlion's own sockets.
 
     Raises:
         InvalidArgumentError: ``mtu`` leaves no space for data.
@@ -55,18 +59,21 @@ def wire_bytes(plan: ByteCount, *, mtu: int = ETHERNET_MTU) -> int:
         Segmentation offload makes interfaces count larger packets than the line carries; switch it
         off before comparing. The result excludes connections, retransmissions and ARP, and ignores
         that Gloo's all-gather halves its messages. Measured between 2 and 4 hosts at 100 Mbit/s and
-        1 Gbit/s: within 2 % from 5 kB a message.
+        1 Gbit/s: within 2 % from 5 kB a message; own sockets at 1 Gbit/s alone.
     """
     segment_bytes = _segment_bytes(mtu)
     if not plan.messages:
         return 0
-    notices = plan.messages * (NOTICES_TO_RECEIVER + NOTICES_TO_SENDER)
-    data_bytes = plan.sent_bytes + plan.messages * GLOO_PREAMBLE_BYTES
+    head_bytes, notices = HEAD_BYTES[wire], plan.messages * NOTICES[wire]
+    data_bytes = plan.sent_bytes + plan.messages * head_bytes
     data_frames = plan.messages * -(-data_bytes // (plan.messages * segment_bytes))
-    arriving_bytes = plan.received_bytes + plan.messages * GLOO_PREAMBLE_BYTES
-    acks = max(plan.messages, arriving_bytes // (segment_bytes * SEGMENTS_PER_ACK))
+    arriving_bytes = plan.received_bytes + plan.messages * head_bytes
+    acks = max(
+        plan.messages / MESSAGES_PER_ACK[wire],
+        arriving_bytes // (segment_bytes * SEGMENTS_PER_ACK),
+    )
     frames = notices + data_frames + acks
-    return data_bytes + notices * GLOO_PREAMBLE_BYTES + frames * (IP_TCP_BYTES + ETHERNET_BYTES)
+    return int(data_bytes + notices * head_bytes + frames * (IP_TCP_BYTES + ETHERNET_BYTES))
 
 
 def _segment_bytes(mtu: int) -> int:
