@@ -167,19 +167,16 @@ def _tell(found: tuple[float, float] | None, is_itself: bool) -> str:
 
 
 TUNING = (
-    Run("adamw", 4e-3, embedding=4),
-    Run("orthogonal", 4e-3, embedding=4, beside=BESIDE),
-    Run("orthogonal", 4e-3, embedding=16),
-    Run("muon", 4e-3, embedding=4),
+    *(Run("adamw", 4e-3, embedding=share) for share in (1, 4, 16, 64)),
+    *(Run("orthogonal", 4e-3, embedding=share, beside=BESIDE) for share in (4, 16, 64)),
+    *(Run("muon", 4e-3, embedding=share) for share in (4, 16, 64)),
+    *(Run("orthogonal", 4e-3, embedding=share) for share in (16, 64)),
+    *(Run("adamw", lr, embedding=16) for lr in (8e-3, 2e-3)),
+    *(Run("orthogonal", lr, embedding=16, beside=BESIDE) for lr in (8e-3, 2e-3)),
+    *(Run("orthogonal", 4e-3, embedding=16, beside=BESIDE, beside_lr=lr) for lr in (8e-3, 2e-3)),
+    Run("orthogonal", 8e-3, embedding=16),
     Run("orthogonal", 4e-3, embedding=4, beside=("head",)),
     Run("orthogonal", 4e-3, embedding=4, beside=("embedding",)),
-    *(Run("adamw", 4e-3, embedding=share) for share in (1, 16)),
-    *(Run("adamw", lr, embedding=4) for lr in (2e-3, 8e-3)),
-    *(Run("orthogonal", lr, embedding=4, beside=BESIDE) for lr in (2e-3, 8e-3)),
-    *(Run("orthogonal", 4e-3, embedding=4, beside=BESIDE, beside_lr=lr) for lr in (2e-3, 8e-3)),
-    *(Run("orthogonal", 4e-3, embedding=share, beside=BESIDE) for share in (1, 16)),
-    *(Run("orthogonal", 4e-3, embedding=share) for share in (4, 64)),
-    *(Run("orthogonal", lr, embedding=16) for lr in (2e-3, 8e-3)),
-    *(Run("muon", lr, embedding=4) for lr in (2e-3, 8e-3)),
+    Run("adamw", 2e-3, embedding=4),
 )
 """Runs of seed 1, for its validation loss."""
