@@ -272,11 +272,11 @@ def check_last_step(pattern: Exchange) -> None:
     for n in WORLD_SIZES:
         for member in {0, n // 2, n - 1}:
             trial = Trial(pattern, n)
-            trial.headers[member] = replace(trial.headers[member], is_last=True)
+            trial.headers[member] = replace(trial.headers[member], ends_epoch=True)
             for reply in trial.run():
-                assert reply.verdict == Verdict(Status.OK, is_last=True)
+                assert reply.verdict == Verdict(Status.OK, ends_epoch=True)
                 assert torch.equal(reply.payload, trial.expected)
-        assert not Trial(pattern, n).verdict().is_last
+        assert not Trial(pattern, n).verdict().ends_epoch
 
 
 def check_damage(pattern: Exchange) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import distlion
 from cluster import WorkerDiedError
 from crews import (
     OPTIONS,
@@ -21,11 +22,15 @@ from crews import (
     collect_log,
     host_store,
     make_crew,
+    make_model,
     start,
+    stop_self,
     train,
+    wake,
 )
 from distlion import faults
 from distlion.crew import CrewLion, replies
+from failures import count_looks_as_time, note_extensions
 
 GOAL = 150
 RATE = 8 * 256 / 0.03
@@ -135,3 +140,72 @@ def test_a_newcomer_whose_donor_dies_catches_up_with_another_one() -> None:
     (newcomer,) = [each for each in lived if each["new"]]
     assert any("loses worker" in line for line in newcomer["said"])
     assert any("came without a pause" in line for line in newcomer["said"])
+
+
+def compute_late(rank: int, size: int, port: int) -> dict[str, Any]:
+    """A member computes for long just as the others leave their epoch for a newcomer."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    if rank == size - 1:
+        store.wait(["come"])
+    crew = make_crew(port, min_workers=2, max_workers=size)
+    note_extensions(store, "late")
+    count_looks_as_time()
+    waited: list[int] = []
+
+    def act(optimizer: CrewLion) -> None:
+        if optimizer.committed_step == STRUCK_AT:
+            store.set("come", "")
+            await_members(crew, size)
+        if rank == 0 and optimizer.session.has_ended_epoch and not waited:
+            waited.append(optimizer.committed_step)
+            store.wait(["late/extended 2"])
+
+    options = {**OPTIONS["majority"], "timeouts": distlion.Timeouts(step_s=60)}
+    result = train(crew, options, seed=rank, size=size - 1, goal=2 * STRUCK_AT, each=act)
+    return {**result, "waited": waited}
+
+
+def test_a_member_that_is_slow_as_the_others_leave_keeps_its_place() -> None:
+    store = host_store()
+    results = start(compute_late, 4, store.port)
+    check_equal(results, goal=2 * STRUCK_AT)
+    assert results[0]["waited"] == [STRUCK_AT + 1]
+    for result in results[:3]:
+        assert result["traffic"]["members_lost"] == 0
+        assert len(result["formed"]) == 2
+
+
+def be_interrupted(rank: int, size: int, port: int) -> Any:
+    """A member that was stopped catches up with the others, and is interrupted."""
+    crew = make_crew(port, min_workers=2, max_workers=size, silence_s=2)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    kept: list[torch.Tensor] = []
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    def act(optimizer: CrewLion) -> None:
+        params = optimizer.list_all()
+        if rank == 0 and optimizer.committed_step == STRUCK_AT and not kept:
+            kept.extend(param.detach().clone() for param in params)
+            faults.arm(rank=crew.id, step=0, point="caught_up", action=interrupt)
+            stop_self(store)
+        if rank == 1 and optimizer.committed_step == STRUCK_AT + 5 and crew.size < size:
+            wake(store)
+        if rank and optimizer.committed_step == GOAL - 2:
+            await_true(lambda: store.check(["interrupted"]))
+
+    model = make_model(rank)
+    options = {**OPTIONS["majority"], "timeouts": distlion.Timeouts(step_s=300, busy_s=300)}
+    try:
+        return train(crew, options, seed=rank, size=size, goal=GOAL, each=act, model=model)
+    except KeyboardInterrupt:
+        store.set("interrupted", "")
+        return [torch.equal(own, was) for own, was in zip(model.parameters(), kept, strict=True)]
+
+
+def test_who_is_interrupted_as_it_catches_up_has_its_own_parameters() -> None:
+    store = host_store()
+    own, *others = start(be_interrupted, 3, store.port)
+    assert own == [True] * 4
+    check_equal(others, goal=GOAL)

@@ -211,7 +211,7 @@ class Newcomer:
                 return None
             if not self._begin(own):
                 return None
-        if not self._await_close(self._catch_up):
+        if not self._await_close(self._catch_up, is_new=not own.epoch):
             return self.find_donor(own)
         if faults.armed:
             faults.fire(rank=own.id, step=0, point="caught_up", subject=self)
@@ -243,15 +243,20 @@ class Newcomer:
         self._began_s = began_s
         return True
 
-    def _await_close(self, catch_up: CatchUp) -> bool:
-        """Wait until this worker is at most a step behind; return False if the attempt fails."""
+    def _await_close(self, catch_up: CatchUp, *, is_new: bool) -> bool:
+        """Wait until this worker is at most a step behind; return False if the attempt fails.
+
+        Raises:
+            CrewError: It is new, and falls behind each time. A member that was left behind joins
+                the old way then.
+        """
         while not catch_up.is_close and not catch_up.problem:
             time.sleep(_POLL_S)
         if not catch_up.problem:
             return True
         logger.warning("this worker loses worker %d: %s", catch_up.donor, catch_up.problem)
         self._tries_behind += catch_up.is_behind
-        if self._tries_behind >= TRIES:
+        if self._tries_behind >= TRIES and is_new:
             self.give_up()
             raise CrewError(
                 f"this worker has fallen behind the others {TRIES} times while it copied their "
@@ -274,7 +279,7 @@ class Newcomer:
         return catch_up.is_close
 
     def arrive(self, epoch: Epoch) -> None:
-        """Come to the step of an epoch's members, with none of whom this worker has trained.
+        """Come to the step of an epoch's members.
 
         Raises:
             LostDonorError: It cannot; the others form an epoch without it.

@@ -212,11 +212,8 @@ class Membership:
         has_group = isinstance(lanes, Lanes)
         return Member(self.id, epoch, step, settings, host, pid, calls, lanes.number, has_group)
 
-    def has_to_catch_up(self, epoch: int) -> bool:
-        """Return whether others train on with other parameters; then this worker gives its to none.
-
-        Args:
-            epoch: The last epoch that this worker completed; 0 for a newcomer.
+    def note_if_left_behind(self) -> None:
+        """Note whether others have begun a later epoch; then this worker gives nobody parameters.
 
         Raises:
             DistError: The store is away.
@@ -225,7 +222,11 @@ class Membership:
         if before is not None and self.rendezvous.find_last_begun() > before.number:
             self._lookout.stop_giving()
             self._previous, self._has_fallen_behind = None, True
-        return not epoch or self._has_fallen_behind
+
+    @property
+    def has_to_catch_up(self) -> bool:
+        """True if the members' parameters are not this worker's: it is new, or was left behind."""
+        return self._has_fallen_behind or not self.has_epoch
 
     def find_next(
         self,

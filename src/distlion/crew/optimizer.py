@@ -23,16 +23,16 @@ from distlion.crew.catch_up import Newcomer, find_refusal
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import QUICK_S, Epoch, FormingError, MissingError, call_roll
-from distlion.crew.lane_shards import LaneSharding, check_lane_options, open_lanes
+from distlion.crew.lane_shards import LaneSharding, open_lanes
 from distlion.crew.lanes import Lanes
 from distlion.crew.local_side import LocalSide
 from distlion.crew.membership import Membership
+from distlion.crew.options import check_options, limit_forming
 from distlion.crew.replies import Replica
 from distlion.errors import (
     CorruptFrameError,
     CrewError,
     EpochOverError,
-    InvalidArgumentError,
     PeerLostError,
     ProcessGroupError,
     ReplicaMismatchError,
@@ -49,7 +49,6 @@ from distlion.peers.replicas import broadcast_tensor
 from distlion.peers.session import Session
 from distlion.signals import deferred_signals
 from distlion.step.agreement import AGREEMENT_KEY
-from distlion.step.arguments import check_record
 from distlion.step.inputs import StepInputs
 from distlion.step.newcomers import begin_momentum
 from distlion.step.nodes import NodePieces
@@ -60,15 +59,6 @@ from distlion.wire.watch import watch_peers
 
 logger = logging.getLogger("distlion")
 
-REFUSED = {
-    "process_group": "the crew makes a process group for each epoch",
-    "nodes": "a node comes and goes as a whole, as a member of several processes: pass "
-    "Crew(member=...) in its place",
-    "momentum_sync": "the momenta that are averaged would change with the members",
-}
-FORMING_S = 30.0
-"""``Timeouts.init_s`` of a crew: for each collective that forms an epoch, and so for the wait for a
-silent member."""
 _LOST = (PeerLostError, StepTimeoutError)
 
 
@@ -101,20 +91,9 @@ class CrewLion(DistributedLion):
         timeouts: Timeouts = Timeouts(),
         **options: Any,
     ) -> None:
-        for name, reason in REFUSED.items():
-            if options.get(name) is not None:
-                raise InvalidArgumentError(f"{name}= cannot be used in a crew: {reason}")
         lanes = membership.lanes
-        if isinstance(lanes, Lanes):
-            check_lane_options(options)
-        elif dist.is_initialized():
-            raise InvalidArgumentError(
-                "there is a process group, and the crew makes one for each epoch; leave "
-                "init_process_group() out, or pass Crew(member=...) if its processes are one member"
-            )
-        check_record("timeouts", timeouts, Timeouts)
-        if timeouts.init_s is None:
-            timeouts = replace(timeouts, init_s=FORMING_S)
+        check_options(options, lanes)
+        timeouts = limit_forming(timeouts)
         self._membership, self._buffers, self._local = membership, list(buffers), local
         self._whole_epoch = 0
         self._newcomer: Newcomer | None = None
@@ -198,8 +177,10 @@ class CrewLion(DistributedLion):
             CrewError: Too few workers are left, or the store is gone.
             StepError: As ``DistributedLion``, for errors that do not concern members.
         """
-        lifecycle = self._session.lifecycle
-        if lifecycle.is_dead or not lifecycle.is_ready or self._session.is_over:
+        session, lifecycle = self._session, self._session.lifecycle
+        if session.has_ended_epoch and not lifecycle.is_dead:
+            session.await_all("leaving an epoch", step=self.committed_step)
+        if lifecycle.is_dead or not lifecycle.is_ready or session.has_ended_epoch:
             self._form_after(lifecycle.death)
             return False
         self._membership.carried.check()
@@ -228,20 +209,21 @@ class CrewLion(DistributedLion):
         """Tell in the vote's header that a worker waits, so that all leave the epoch at one step.
 
         They commit it, and leave as they begin the next one: by then schedulers and samplers have
-        moved on. With overlap the next votes would have left, and local steps are shared with a
-        newcomer in the vote that lets it in; so this one is cast anew. Who was left behind commits
-        nothing.
+        moved on. Some must give this vote up instead. With overlap the next votes would be under
+        way, a newcomer shares local steps from the vote that lets it in, a GradScaler acts on what
+        all workers saw in this vote, and a member that was left behind has no say any more.
         """
         inputs, membership = super()._gather_inputs(), self._membership
         if self._local is not None:
             membership.look_closely()
         if not membership.wants_change:
             return inputs
-        header, is_later = inputs.header, self._local is None and not self._settings.overlap
-        if is_later and not membership.is_left_behind:
-            header = header.amended(is_last=True)
+        scales = getattr(self, "grad_scale", None) is not None
+        must_give_up = self._local is not None or self._settings.overlap or scales
+        if must_give_up or membership.is_left_behind:
+            header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
         else:
-            header = with_error(header, Status.EPOCH_OVER, culprit=inputs.rank)
+            header = inputs.header.amended(ends_epoch=True)
         return replace(inputs, header=header)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -256,7 +238,7 @@ class CrewLion(DistributedLion):
             Optimizer.zero_grad(self, set_to_none)
 
     def form(self, lost: Collection[int], *, patience_s: float = QUICK_S) -> None:
-        """Form the next epoch; all members must call it.
+        """Form the next epoch; all members must call it. If it fails, parameters are as before.
 
         Args:
             lost: Places in the present epoch of members that all others found to be gone.
@@ -268,6 +250,14 @@ class CrewLion(DistributedLion):
             ReplicaMismatchError: Workers at one step have different parameters.
         """
         self._session.lifecycle.check_whole()
+        try:
+            self._form(lost, patience_s)
+        except BaseException:
+            if self._newcomer is not None:
+                self._newcomer.give_up()
+            raise
+
+    def _form(self, lost: Collection[int], patience_s: float) -> None:
         membership, began_s = self._membership, time.monotonic()
         while True:
             self._let_go()
@@ -279,7 +269,8 @@ class CrewLion(DistributedLion):
             )
             newcomer = None
             try:
-                if self._newcomer is not None and membership.has_to_catch_up(self._whole_epoch):
+                membership.note_if_left_behind()
+                if self._newcomer is not None and membership.has_to_catch_up:
                     newcomer = self._newcomer
                     own = replace(own, donor=newcomer.find_donor(own))
                 self._fire_forming("arrive")

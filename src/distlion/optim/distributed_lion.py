@@ -255,7 +255,7 @@ class DistributedLion(VotingBase):
         for stage in session.stages:
             stage.commit(buckets)
         self._advance()
-        session.lifecycle.is_torn, session.is_over = False, verdict.is_last
+        session.lifecycle.is_torn, session.has_ended_epoch = False, verdict.ends_epoch
         looks = inputs.wants_digest or session.stages or not session.use.is_over
         if looks or not has_votes:
             session.observe(buckets, wants_digest=inputs.wants_digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from itertools import chain
@@ -12,7 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from distlion.errors import CheckpointError, InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import (
+    CheckpointError,
+    CorruptFrameError,
+    InvalidArgumentError,
+    PeerLostError,
+    StepTimeoutError,
+    UnsupportedTypeError,
+)
 from distlion.failures import Status
 from distlion.peers.connections import Connections
 from distlion.peers.fingerprint import Fingerprint, FixedGroups, describe_params
@@ -70,7 +78,7 @@ class Session:
         fingerprint: The settings that must be equal on all ranks.
         stages: The stages of each step.
         n_elements: Number of trainable elements.
-        is_over: Whether its last committed step is the last one of a crew's epoch.
+        has_ended_epoch: Whether its last committed step is the last one of a crew's epoch.
         grad_norm: The norm that clipping found in the last committed step; None for none.
     """
 
@@ -97,8 +105,22 @@ class Session:
         self.params = Records()
         self.fingerprint = Fingerprint.of_nothing()
         self.stages: list[Stage] = []
-        self.n_elements, self.is_over = 0, False
+        self.n_elements, self.has_ended_epoch = 0, False
         self.grad_norm: float | None = None
+
+    def await_all(self, call: str, *, step: int) -> None:
+        """Wait for all ranks to come to a call, as in a step; a loss ends this session.
+
+        Args:
+            call: The call, for errors.
+            step: The step that errors name.
+
+        Raises:
+            ConfigMismatchError, StepMismatchError: Another rank is at another call or step.
+        """
+        losses = PeerLostError, StepTimeoutError, CorruptFrameError
+        with suppress(*losses), self.lifecycle.collective(call):
+            self.meetings.meet(call, [], step=step)
 
     def join(
         self,

@@ -549,7 +549,7 @@ def judge(buckets: Sequence[Bucket]) -> Verdict:
     noted = [
         bucket.reply.verdict
         for bucket in buckets
-        if bucket.reply.verdict.status is not Status.OK or bucket.reply.verdict.is_last
+        if bucket.reply.verdict.status is not Status.OK or bucket.reply.verdict.ends_epoch
     ]
     return worst_of(noted) if noted else Verdict(Status.OK)
 

@@ -99,5 +99,5 @@ def count_whole_votes(
     voting = chunks.present.bool()
     payload = reducer.reduce(chunks.payloads, voting, 0).view(shape.n_shards, -1)
     present = reducer.count_present(voting)
-    verdict = Verdict(Status.OK, is_last=chunks.is_last)
+    verdict = Verdict(Status.OK, ends_epoch=chunks.ends_epoch)
     return Reply(verdict, present, payload, chunks.gradient_digests)

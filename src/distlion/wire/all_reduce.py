@@ -71,7 +71,9 @@ class AllReduce(Exchange):
 
         # 2 count
         votes = read_chunks(link.kernels, received, vote_shape, ballot.header)
-        header = ballot.header.amended(kind=ChunkKind.REPLY)  # all hear whether it ``is_last`` here
+        header = ballot.header.amended(
+            kind=ChunkKind.REPLY
+        )  # all hear whether it ``ends_epoch`` here
         if votes.agree:
             voting = votes.present.bool()
             present = reducer.count_present(voting)
@@ -99,5 +101,5 @@ class AllReduce(Exchange):
         elif bool((read.present != present).any()):
             verdict = Verdict(Status.CORRUPT)
         else:
-            verdict = Verdict(Status.OK, is_last=read.is_last)
+            verdict = Verdict(Status.OK, ends_epoch=read.ends_epoch)
         return Reply(verdict, present, read.payloads, read.gradient_digests)

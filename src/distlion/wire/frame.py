@@ -16,7 +16,7 @@
     40  bucket            4
     44  sender            2
     46  cancelled_by_all  1   0 or 1
-    47  is_last           1   0 or 1: the epoch ends with this step
+    47  ends_epoch        1   0 or 1: the epoch ends with this step
     48  culprit           4   -1: nobody
     52  position          4   -1: no parameter in particular
     56  epoch             4   of the roster of voters
@@ -63,7 +63,7 @@ HEADER_TYPE = np.dtype(
         ("bucket", "<u4"),
         ("sender", "<u2"),
         ("cancelled_by_all", "u1"),
-        ("is_last", "u1"),
+        ("ends_epoch", "u1"),
         ("culprit", "<i4"),
         ("position", "<i4"),
         ("epoch", "<u4"),
@@ -122,8 +122,8 @@ class Header:
             the step up.
         gradient_digest: Digest, signed 64 bits, of the sender's raw gradients; 0 where none is
             wanted. GRADIENT chunks do not carry it.
-        is_last: Whether the epoch ends with this step, as a worker waits to be let in: the sender
-            has seen it, or heard of it.
+        ends_epoch: Whether the sender has seen, or heard, that a worker waits to be let in, so that
+            the epoch ends with this step.
         epoch: Epoch of the roster of voters; see ``vote.Roster``.
         grad_scale: Factor for the gradients of a GRADIENT chunk. Other kinds do not carry it.
     """
@@ -137,7 +137,7 @@ class Header:
     culprit: int = -1
     position: int = -1
     cancelled_by_all: bool = False
-    is_last: bool = False
+    ends_epoch: bool = False
     gradient_digest: int = 0
     grad_scale: float = 1.0
     epoch: int = 0
@@ -228,7 +228,7 @@ def _pack_fields(header: Header, n_bytes: int) -> bytes:
         header.bucket,
         header.sender,
         header.cancelled_by_all,
-        header.is_last,
+        header.ends_epoch,
         header.culprit,
         header.position,
         header.epoch,
@@ -251,7 +251,7 @@ class Chunks:
         raw: (members, n) uint8: the received bytes.
         whole: (members,) bool on the CPU: whether a chunk is intact and as expected.
         agree: Whether all are whole and without error, with the same step and settings.
-        is_last: Whether they agree, and the epoch ends with this step by one of them.
+        ends_epoch: Whether they agree, and the epoch ends with this step by one of them.
         present: (members, n_params) int64 on the CPU: number of votes for each parameter.
         payloads: (members, payload_bytes) uint8, a view of the received bytes.
     """
@@ -259,7 +259,7 @@ class Chunks:
     raw: Tensor = field(repr=False)
     whole: Tensor
     agree: bool
-    is_last: bool
+    ends_epoch: bool
     present: Tensor = field(repr=False)
     payloads: Tensor = field(repr=False)
 
@@ -307,7 +307,7 @@ def _read_header(fields: np.void) -> Header:
         culprit=int(fields["culprit"]),
         position=int(fields["position"]),
         cancelled_by_all=bool(fields["cancelled_by_all"]),
-        is_last=bool(fields["is_last"]),
+        ends_epoch=bool(fields["ends_epoch"]),
         gradient_digest=0 if is_gradient else int(gradients),
         grad_scale=float(gradients.view("<f8")) if is_gradient else 1.0,
         epoch=int(fields["epoch"]),
@@ -364,10 +364,10 @@ def read_chunks(
     healthy = like.amended(status=Status.OK, culprit=-1, position=-1, cancelled_by_all=False)
     heads = _pack_heads(healthy, shape.n_bytes, expected)
     agree, whole, present = kernels.read_frames(raw, heads, MASK, places)
-    is_last = like.is_last  # of all, if they are like it
+    ends_epoch = like.ends_epoch  # of all, if they are like it
     if not agree:
-        whole, agree, is_last = _look_closer(raw, whole, like, shape.n_bytes, expected)
-    return Chunks(raw, whole, agree, is_last, present, raw[:, shape.front_bytes :])
+        whole, agree, ends_epoch = _look_closer(raw, whole, like, shape.n_bytes, expected)
+    return Chunks(raw, whole, agree, ends_epoch, present, raw[:, shape.front_bytes :])
 
 
 def _pack_heads(header: Header, n_bytes: int, senders: Iterable[int]) -> bytes:
@@ -404,7 +404,7 @@ def _look_closer(
         and (fields["step"] == fields["step"][0]).all()
         and (fields["settings"] == fields["settings"][0]).all()
     )
-    return torch.from_numpy(whole), agree, agree and bool(fields["is_last"].any())
+    return torch.from_numpy(whole), agree, agree and bool(fields["ends_epoch"].any())
 
 
 def _read_fields(raw: Tensor) -> np.ndarray[Any, Any]:

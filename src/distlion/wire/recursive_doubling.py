@@ -368,5 +368,5 @@ def _settle(
         return Reply(verdict, nothing, link.empty(shape.n_shards, shape.reply_bytes))
     payload = parts.settle_sum(known.total, known.present).view(shape.n_shards, -1)
     digests = tuple(header.gradient_digest for header in known.headers)
-    verdict = Verdict(Status.OK, is_last=any(header.is_last for header in known.headers))
+    verdict = Verdict(Status.OK, ends_epoch=any(header.ends_epoch for header in known.headers))
     return Reply(verdict, known.present, payload, digests)

@@ -29,7 +29,7 @@ class Verdict:
         culprits: Ranks to blame, among all workers; empty where that is unknown.
         position: Number of the parameter concerned, among the trainable ones; -1 for none.
         cancelled_by_all: With CANCELLED, whether every worker gave the step up.
-        is_last: With OK, whether the epoch ends with this step.
+        ends_epoch: With OK, whether the epoch ends with this step.
         steps: Rank and step of every worker that was heard.
     """
 
@@ -37,14 +37,14 @@ class Verdict:
     culprits: tuple[int, ...] = ()
     position: int = -1
     cancelled_by_all: bool = False
-    is_last: bool = False
+    ends_epoch: bool = False
     steps: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, header: Header) -> Verdict:
         """Make a verdict of one header, as at the end of an exchange."""
         if header.status is Status.OK:
-            return cls(Status.OK, is_last=header.is_last)
+            return cls(Status.OK, ends_epoch=header.ends_epoch)
         culprits = (header.culprit,) if header.culprit >= 0 else ()
         return cls(header.status, culprits, header.position, header.cancelled_by_all)
 
@@ -88,7 +88,7 @@ def with_verdict(header: Header, verdict: Verdict) -> Header:
         culprit=verdict.culprits[0] if verdict.culprits else -1,
         position=verdict.position,
         cancelled_by_all=verdict.cancelled_by_all,
-        is_last=verdict.is_last,
+        ends_epoch=verdict.ends_epoch,
     )
 
 
@@ -138,7 +138,7 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
     """Join verdicts: the first of the gravest, with the culprits and steps of all equal ones."""
     worst = max(verdicts, key=attrgetter("status"))
     if worst.status is Status.OK:
-        return max(verdicts, key=attrgetter("is_last"))
+        return max(verdicts, key=attrgetter("ends_epoch"))
     alike = [verdict for verdict in verdicts if verdict.status == worst.status]
     return replace(
         worst,
@@ -151,7 +151,7 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
     """Put the worst error in the received chunks, one from each of ``ranks``, into a header."""
     if chunks.agree:  # this rank's own chunk is one of them
-        return own.amended(is_last=chunks.is_last)
+        return own.amended(ends_epoch=chunks.ends_epoch)
     for lost in chunks.find_lost(ranks):
         own = with_error(own, Status.CORRUPT, culprit=lost)
     for status, name, mine in (
@@ -174,7 +174,7 @@ def find_errors(chunks: Chunks, own: Header, ranks: Sequence[int]) -> Header:
 def judge_chunks(chunks: Chunks, ranks: Sequence[int]) -> Verdict:
     """Judge one chunk from each member of a link; ``ranks`` are the members' ranks."""
     if chunks.agree:
-        return Verdict(Status.OK, is_last=chunks.is_last)
+        return Verdict(Status.OK, ends_epoch=chunks.ends_epoch)
     lost = chunks.find_lost(ranks)
     if lost:
         return Verdict(Status.CORRUPT, lost)

@@ -1,0 +1,49 @@
+"""The options that a crew's optimizer refuses, and the limits that it sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from distlion.crew.lane_shards import check_lane_options
+from distlion.crew.lanes import Lanes, OneLane
+from distlion.errors import InvalidArgumentError
+from distlion.step.arguments import check_record
+from distlion.step.timeouts import Timeouts
+
+REFUSED = {
+    "process_group": "the crew makes a process group for each epoch",
+    "nodes": "a node comes and goes as a whole, as a member of several processes: pass "
+    "Crew(member=...) in its place",
+    "momentum_sync": "the momenta that are averaged would change with the members",
+}
+FORMING_S = 30.0
+"""``Timeouts.init_s`` of a crew: for each collective that forms an epoch, and so for the wait for a
+silent member."""
+
+
+def check_options(options: Mapping[str, Any], lanes: OneLane) -> None:
+    """Refuse options that no crew can have, or not one of such members.
+
+    Raises:
+        InvalidArgumentError: There is one; or torch has a group, and this member is one process.
+    """
+    for name, reason in REFUSED.items():
+        if options.get(name) is not None:
+            raise InvalidArgumentError(f"{name}= cannot be used in a crew: {reason}")
+    if isinstance(lanes, Lanes):
+        check_lane_options(options)
+    elif dist.is_initialized():
+        raise InvalidArgumentError(
+            "there is a process group, and the crew makes one for each epoch; leave "
+            "init_process_group() out, or pass Crew(member=...) if its processes are one member"
+        )
+
+
+def limit_forming(timeouts: Timeouts) -> Timeouts:
+    """Return limits with one for what forms an epoch."""
+    check_record("timeouts", timeouts, Timeouts)
+    return timeouts if timeouts.init_s is not None else replace(timeouts, init_s=FORMING_S)
