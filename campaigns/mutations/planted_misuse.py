@@ -288,9 +288,9 @@ MISUSES = (
     ),
     Mutation(
         "a crew waits five minutes for each silent member",
-        "crew/optimizer.py",
-        "if timeouts.init_s is None:",
-        "if False:",
+        "crew/options.py",
+        "return timeouts if timeouts.init_s is not None else",
+        "return timeouts if True else",
         RECORDS,
     ),
     Mutation(

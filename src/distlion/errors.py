@@ -96,7 +96,11 @@ class StepTimeoutError(StepError):
 
 
 class EpochOverError(StepError):
-    """Members of a crew change; all workers leave the epoch together before the next vote."""
+    """Members of a crew change, and all leave the epoch without this step.
+
+    Only where votes overlap with backward, steps are local, a GradScaler scales, or this worker was
+    left behind: other steps are committed first.
+    """
 
 
 class StepMismatchError(StepError):

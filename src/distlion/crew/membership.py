@@ -3,8 +3,8 @@
     all ask ──► epoch 1 ──one is lost──► epoch 2 ──one asks──► epoch 3 ──too few──► all ask
 
 If a member is lost, the others have agreed on which (``PeerWatch``). If a worker asks to be let in,
-all have left the epoch at the same step. So the remaining members decide on the next epoch among
-themselves, in milliseconds, and again if it could not be formed. If they are too few, they ask, as
+all have left the epoch at the same step, and met. So the remaining members decide on the next epoch
+among themselves, in milliseconds, and again if it could not be formed. If they are too few, they ask, as
 workers from outside do. Where nobody trains, the workers that ask decide.
 """
 
