@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> int:
     commands.add_parser("report", help="write the report from the records")
     running = commands.add_parser("run", help="make the runs that have no record")
     running.add_argument("--books", type=Path, required=True, help="folder of *.txt, a book each")
-    parts = {"tuning": list(TUNING)} | {cell.name: list_runs(cell) for cell in CELLS}
+    parts = ["tuning", *(cell.name for cell in CELLS)]
     running.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
     looking = commands.add_parser("look", help="make one run, and print its loss")
     looking.add_argument("--books", type=Path, required=True, help="folder of *.txt, a book each")
@@ -62,8 +62,14 @@ def main(words: Sequence[str] | None = None) -> int:
     records = Records(RESULTS / "tokens")
     if args.command == "run":
         require_evidence()
-        for run in (run for part in args.parts for run in parts[part]):
-            print(f"{run.name}: {do(run, args.books, records)}", flush=True)
+        find = remember(records.read)
+        for part in args.parts:
+            cells = [cell for cell in CELLS if cell.name == part]
+            runs = list_runs(cells[0], find) if cells else TUNING
+            if not runs:
+                print(f"{part}: rates are not tuned yet", flush=True)
+            for run in runs:
+                print(f"{run.name}: {do(run, args.books, records)}", flush=True)
     (RESULTS / "tokens.md").write_text(write_page(remember(records.read)))
     return 0
 

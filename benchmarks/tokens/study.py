@@ -26,13 +26,6 @@ METHODS = {
     "orthogonal": "orthogonalized votes on all parameters",
     "beside": "orthogonalized votes, AdamW for embedding and output weights",
 }
-TUNED = {
-    "adamw": Run("adamw", 4e-3, embedding=4),
-    "muon": Run("muon", 4e-3, embedding=4),
-    "orthogonal": Run("orthogonal", 4e-3, embedding=16),
-    "beside": Run("orthogonal", 4e-3, embedding=4, beside=BESIDE),
-}
-"""Rates as chosen by validation losses of seed 1."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +51,37 @@ CELLS = (
 )
 
 
-def make_run(cell: Cell, method: str, seed: int) -> Run:
-    """Make the run of a method in a cell, with one seed."""
-    return replace(TUNED[method], windows=cell.windows, steps=cell.steps, seed=seed, scored="test")
+def find_method(run: Run) -> str | None:
+    """Return the method of a run; None for one that is shown beside them."""
+    if run.method != "orthogonal":
+        return run.method
+    return {(): "orthogonal", BESIDE: "beside"}.get(run.beside)
 
 
-def list_runs(cell: Cell) -> list[Run]:
-    """List the runs of a cell, those of one seed after the other."""
-    return [make_run(cell, method, seed) for seed in SEEDS for method in METHODS]
+def choose(method: str, find: Find) -> Run | None:
+    """Return the run of tuning with the lowest validation loss; None while one is open."""
+    tried = [run for run in TUNING if find_method(run) == method]
+    losses = {run: record["loss"] for run in tried if (record := find(run.name)) is not None}
+    return min(losses, key=lambda run: losses[run]) if len(losses) == len(tried) else None
+
+
+def make_run(cell: Cell, method: str, seed: int, find: Find) -> Run | None:
+    """Make the run of a method in a cell, with one seed; None while its rates are open."""
+    tuned = choose(method, find)
+    size = {"windows": cell.windows, "steps": cell.steps}
+    return tuned and replace(tuned, **size, seed=seed, scored="test")  # type: ignore[arg-type]
+
+
+def list_runs(cell: Cell, find: Find) -> list[Run]:
+    """List the runs of a cell whose rates are known, those of one seed after the other."""
+    made = [make_run(cell, method, seed, find) for seed in SEEDS for method in METHODS]
+    return [run for run in made if run is not None]
 
 
 def find_losses(cell: Cell, method: str, find: Find) -> list[float]:
     """Return the test losses of a method by seed; empty while one is missing."""
-    records = [find(make_run(cell, method, seed).name) for seed in SEEDS]
+    runs = [make_run(cell, method, seed, find) for seed in SEEDS]
+    records = [run and find(run.name) for run in runs]
     return [record["loss"] for record in records if record] if all(records) else []
 
 
@@ -142,10 +153,11 @@ def write_page(find: Find) -> str:
         "| run | loss |",
         "|---|---:|",
     ]
+    chosen = [choose(method, find) for method in METHODS]
     for run in TUNING:
         record = find(run.name)
         said = "open" if record is None else f"{record['loss']:.4f}"
-        bold = "**" * (run in TUNED.values())
+        bold = "**" * (run in chosen)
         lines.append(f"| {describe(run)} | {bold}{said}{bold} |")
     return "\n".join(lines) + "\n"
 
@@ -171,7 +183,10 @@ TUNING = (
     *(Run("orthogonal", 4e-3, embedding=share, beside=BESIDE) for share in (4, 16, 64)),
     *(Run("muon", 4e-3, embedding=share) for share in (4, 16, 64)),
     *(Run("orthogonal", 4e-3, embedding=share) for share in (16, 64)),
-    *(Run("adamw", lr, embedding=16) for lr in (8e-3, 2e-3)),
+    *(Run("adamw", lr, embedding=16) for lr in (8e-3, 2e-3, 16e-3)),
+    Run("adamw", 8e-3, embedding=64),
+    *(Run("muon", 8e-3, embedding=share) for share in (16, 64)),
+    Run("orthogonal", 8e-3, embedding=16, beside=BESIDE, beside_lr=8e-3),
     *(Run("orthogonal", lr, embedding=16, beside=BESIDE) for lr in (8e-3, 2e-3)),
     *(Run("orthogonal", 4e-3, embedding=16, beside=BESIDE, beside_lr=lr) for lr in (8e-3, 2e-3)),
     Run("orthogonal", 8e-3, embedding=16),
