@@ -4,8 +4,8 @@
 
 If a member is lost, the others have agreed on which (``PeerWatch``). If a worker asks to be let in,
 all have left the epoch at the same step, and met. So the remaining members decide on the next epoch
-among themselves, in milliseconds, and again if it could not be formed. If they are too few, they ask, as
-workers from outside do. Where nobody trains, the workers that ask decide.
+among themselves, in milliseconds, and again if it could not be formed. If they are too few, they
+ask, as workers from outside do. Where nobody trains, the workers that ask decide.
 """
 
 from __future__ import annotations
