@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -180,14 +182,22 @@ def be_interrupted(rank: int, size: int, port: int) -> Any:
     crew = make_crew(port, min_workers=2, max_workers=size, silence_s=2)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     kept: list[torch.Tensor] = []
+    alike: list[bool] = []
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
+    def watch(form: Callable[..., None], *args: Any, **options: Any) -> None:
+        try:
+            form(*args, **options)
+        except KeyboardInterrupt:  # before the crew ends
+            alike.extend(map(torch.equal, model.parameters(), kept))
+            raise
+
     def act(optimizer: CrewLion) -> None:
-        params = optimizer.list_all()
         if rank == 0 and optimizer.committed_step == STRUCK_AT and not kept:
-            kept.extend(param.detach().clone() for param in params)
+            kept.extend(param.detach().clone() for param in optimizer.list_all())
+            optimizer.form = partial(watch, optimizer.form)  # type: ignore[method-assign]
             faults.arm(rank=crew.id, step=0, point="caught_up", action=interrupt)
             stop_self(store)
         if rank == 1 and optimizer.committed_step == STRUCK_AT + 5 and crew.size < size:
@@ -201,7 +211,7 @@ def be_interrupted(rank: int, size: int, port: int) -> Any:
         return train(crew, options, seed=rank, size=size, goal=GOAL, each=act, model=model)
     except KeyboardInterrupt:
         store.set("interrupted", "")
-        return [torch.equal(own, was) for own, was in zip(model.parameters(), kept, strict=True)]
+        return alike
 
 
 def test_who_is_interrupted_as_it_catches_up_has_its_own_parameters() -> None:
