@@ -166,7 +166,8 @@ def describe(run: Run) -> str:
     """Describe a run of tuning."""
     beside = f", AdamW at {run.beside_lr:g} for {' and '.join(run.beside)}" if run.beside else ""
     ternary = ", ternary votes on the embedding" * run.ternary
-    return f"{run.method} at {run.lr:g}, embedding x {run.embedding:g}{beside}{ternary}"
+    head = f", output weights x {run.head:g}" if run.head != 1 else ""
+    return f"{run.method} at {run.lr:g}, embedding x {run.embedding:g}{head}{beside}{ternary}"
 
 
 def _tell(found: tuple[float, float] | None, is_itself: bool) -> str:
@@ -191,6 +192,8 @@ TUNING = (
     Run("orthogonal", 4e-3, embedding=4, beside=BESIDE, beside_lr=8e-3),
     *(Run("orthogonal", lr, embedding=16, beside=BESIDE) for lr in (8e-3, 2e-3)),
     *(Run("orthogonal", 4e-3, embedding=16, beside=BESIDE, beside_lr=lr) for lr in (8e-3, 2e-3)),
+    *(Run(method, 4e-3, embedding=64, head=4) for method in ("adamw", "muon")),
+    *(Run(method, 8e-3, embedding=32, head=2) for method in ("adamw", "muon")),
     Run("orthogonal", 8e-3, embedding=16),
     Run("orthogonal", 4e-3, embedding=4, beside=("head",)),
     Run("orthogonal", 4e-3, embedding=4, beside=("embedding",)),
