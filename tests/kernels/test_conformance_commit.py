@@ -27,7 +27,7 @@ ROUNDED = (
     *((case, (None, ROUNDING)[number % 2]) for number, case in enumerate(OF_ONE)),
     *itertools.product(OF_MANY, (None, ROUNDING)),
 )
-"""Sizes of one parameter take turns in how they are rounded; many parameters are moved both ways."""
+"""Sizes of one parameter take turns in how they are rounded; many parameters take both ways."""
 
 
 @over_others
