@@ -20,6 +20,38 @@ HAS_CUDA = torch.cuda.is_available()
 REFERENCE = cast(Kernels, reference)
 
 
+def _patch_language_once_a_launch() -> None:
+    """Let Triton's interpreter patch its language at a launch, not for each device function too.
+
+    It looks through the whole language each time, which takes half of what a launch takes.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    own, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    if own.__module__ != interpreter.__name__ or not hasattr(interpreter, "_LangPatchScope"):
+        return  # done before, or another version
+    patched: set[int] = set()
+
+    def patch(fn: Any) -> Any:
+        seen = {id(value) for value in fn.__globals__.values()}
+        found = seen & {id(language), id(language.core)}
+        if found <= patched:
+            return interpreter._LangPatchScope()
+        patched.update(found)
+        return own(fn)
+
+    def launch_anew(executor: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(executor, *args, **kwargs)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch, launch_anew
+
+
+if INTERPRETS:
+    _patch_language_once_a_launch()
+
+
 @dataclass(frozen=True)
 class Backend:
     """Kernels, and where their tensors are."""

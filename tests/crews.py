@@ -22,7 +22,7 @@ from cluster import run_workers
 from distlion.crew import CrewLion
 from distlion.wire import watch
 
-GOAL = 60
+GOAL = 30
 STRUCK_AT = 20
 
 OPTIONS: dict[str, dict[str, Any]] = {

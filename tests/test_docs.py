@@ -12,6 +12,7 @@ Fenced blocks that are checked:
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import shlex
@@ -82,12 +83,14 @@ def split_markdown(document: Path, text: str) -> tuple[str, list[Block]]:
     return "\n".join(prose), blocks
 
 
+@functools.cache
+def read_document(document: Path) -> tuple[str, list[Block]]:
+    """Return what ``split_markdown`` finds in a file, which hundreds of tests ask."""
+    return split_markdown(document, document.read_text())
+
+
 def read_blocks(documents: list[Path]) -> list[Block]:
-    return [
-        block
-        for document in documents
-        for block in split_markdown(document, document.read_text())[1]
-    ]
+    return [block for document in documents for block in read_document(document)[1]]
 
 
 def find_anchors(text: str) -> set[str]:
@@ -120,8 +123,8 @@ def find_broken_links(document: Path, text: str) -> list[str]:
         if not target.exists():
             broken.append(link)
         elif anchor and target.suffix == ".md":
-            held = text if target == document else target.read_text()
-            if anchor not in find_anchors(split_markdown(target, held)[0]):
+            held = prose if target == document else read_document(target)[0]
+            if anchor not in find_anchors(held):
                 broken.append(link)
     return broken
 
@@ -239,9 +242,10 @@ def find_command_faults(
     return [*faults, *(f"distlion {name} {option}".replace("  ", " ") for option in unknown)]
 
 
+@functools.cache
 def code_of(document: Path) -> str:
     """Return everything in a document that is set as code."""
-    prose, blocks = split_markdown(document, document.read_text())
+    prose, blocks = read_document(document)
     inline = [code for _, code in INLINE_CODE.findall(prose)]
     return "\n".join([*inline, *(block.code for block in blocks)])
 

@@ -140,6 +140,7 @@ def test_import_prints_and_warns_nothing(
     assert during_import == ""
 
 
+@pytest.mark.slow
 def test_import_works_where_no_optional_package_is_installed() -> None:
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in OPTIONAL_PACKAGES)
     finished = run_python(f"import sys; {blocked}import distlion; print(distlion.__version__)")

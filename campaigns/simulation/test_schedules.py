@@ -108,7 +108,7 @@ def test_crews_that_newcomers_join_keep_all_rules(seeds: range) -> None:
     assert not tally.failures
 
 
-@pytest.mark.parametrize("seeds", in_tiers([range(8), range(8, 300)], lambda seeds: not seeds[0]))
+@pytest.mark.parametrize("seeds", in_tiers([range(5), range(5, 300)], lambda seeds: not seeds[0]))
 def test_crews_that_lose_their_store_keep_all_rules(seeds: range) -> None:
     tally = play_seeds(seeds, outages=True)
     assert not tally.failures

@@ -35,7 +35,7 @@ def save_twice(rank: int, world_size: int, folder: str, kill_at: int) -> int:
     return len(places)
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_save_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
     tmp_path: Path, every: int
 ) -> None:

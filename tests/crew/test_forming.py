@@ -25,8 +25,8 @@ from crews import (
 from distlion import Timeouts, faults
 from distlion.crew import CrewLion
 
-GOAL = 100
-COME_BY = 40
+GOAL = 40
+COME_BY = 25
 Who = Literal["first", "another", "newcomer"]
 
 

@@ -34,7 +34,7 @@ from distlion import faults
 from distlion.crew import CrewLion, replies
 from failures import count_looks_as_time, note_extensions
 
-GOAL = 150
+GOAL = 100
 RATE = 8 * 256 / 0.03
 """Bits a second: the model takes many steps to come."""
 

@@ -32,7 +32,7 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
     if rank == size - 1:
         store.wait(["come"])
     crew = make_crew(port, min_workers=2, max_workers=size, newcomers=newcomers)
-    goal = 100
+    goal = 40
     momenta: list[torch.Tensor] = []
     owners: list[tuple[str, frozenset[str]]] = []
 
@@ -60,10 +60,10 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
 def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) -> None:
     store = host_store()
     results = start(join_late, 3, store.port, name, newcomers)
-    check_equal(results, goal=100)
+    check_equal(results, goal=40)
     last = results[-1]
     assert min(last["digests"]) > STRUCK_AT
-    assert len(last["epochs"][100][1]) == 3
+    assert len(last["epochs"][40][1]) == 3
     for result in results[:-1]:
         assert result["formed"][-1].endswith(f"left: nobody; came: worker {last['id']} (new)")
         assert result["traffic"]["members_lost"] == 0

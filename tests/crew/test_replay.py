@@ -16,10 +16,10 @@ from crews import OPTIONS, await_members, draw_loss, host_store, make_crew, make
 from distlion import faults
 from distlion.crew import CrewLion
 
-STRUCK_AT = 10
-CALLED_AT = 20
-COME_BY = 30
-GOAL = 60
+STRUCK_AT = 6
+CALLED_AT = 12
+COME_BY = 18
+GOAL = 30
 
 
 def lose_and_join(rank: int, size: int, port: int, name: str, newcomers: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from distlion.errors import CheckpointError, CrewError
 
 pytestmark = pytest.mark.distributed
 
-GOAL = 60
+GOAL = 45
 BACK_AT = STRUCK_AT + 15
 """The step before which the next store is started."""
 

@@ -11,7 +11,7 @@ import distlion
 from distlion.integrations.fsdp import disable_all_reduce
 from distributed.sharded_models import build, digest, make_mesh, run_backward, shard
 
-N_RANKS, EVERY, AT, STEPS = 4, 4, 6, 12
+N_RANKS, EVERY, AT, STEPS = 4, 2, 3, 6
 
 
 def make_adamw(model: nn.Module) -> torch.optim.Optimizer:

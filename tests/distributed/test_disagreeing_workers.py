@@ -10,14 +10,17 @@ import torch
 import distlion
 from cluster import run_workers
 from distlion.errors import DisagreeingWorkersWarning
+from distlion.step import agreement
 
 pytestmark = pytest.mark.distributed
 
-FLIPPER, LOOKS = 2, 100
+FLIPPER, LOOKS = 2, 20
+"""The package looks 100 times before it warns; tests/step/test_reliability.py holds it to that."""
 
 
 def train(rank: int, world_size: int, every: int | None) -> tuple[list[str], list[float], str]:
     """Train on noisy gradients; return warnings with their files, and parameters."""
+    agreement.LOOKS = LOOKS
     param = torch.nn.Parameter(torch.zeros(70))
     optimizer = distlion.DistributedLion(
         [("w", param)], lr=0.01, agreement=distlion.Agreement(every=every)
@@ -50,6 +53,7 @@ def test_every_rank_names_the_worker_that_flips_its_gradients() -> None:
 
 def train_strictly(rank: int, world_size: int) -> tuple[int, int]:
     """Train with warnings that are errors on rank 0 alone; return errors and committed steps."""
+    agreement.LOOKS = LOOKS
     param, raised = torch.nn.Parameter(torch.zeros(70)), 0
     settings = {
         "lr": 0.01,

@@ -20,7 +20,7 @@ from tiers import in_tiers
 
 pytestmark = pytest.mark.skipif(not INTERPRETS, reason="runs where TRITON_INTERPRET=1")
 
-SIZES = (70, 4200, 1)
+SIZES = (70, 300, 1)
 
 
 def make(device: Any, **settings: Any) -> tuple[distlion.DistributedLion, list[nn.Parameter]]:

@@ -27,6 +27,7 @@ from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
+STEPS = 6
 # 12 x 5, 12 x 12 and 12 x 100: tall, square and wide.
 SIZES = (60, 144, 1200)
 PLAIN = GroupSpec(distlion.MajorityVote(), (65, 3), lr=3e-3, cautious=True)
@@ -38,19 +39,19 @@ RULES = {
 
 def list_cases(world_size: int) -> list[Case]:
     """Every rule; every pattern; and each option that touches directions."""
-    by_majority = Case("majority", (MAJORITY, PLAIN), 12, absent=True)
+    by_majority = Case("majority", (MAJORITY, PLAIN), STEPS, absent=True)
     weights = (2, 1, 3)[:world_size]
     return [
         by_majority,
         *(
-            Case(f"rule {name}", (replace(MAJORITY, rule=rule), PLAIN), 12, absent=True)
+            Case(f"rule {name}", (replace(MAJORITY, rule=rule), PLAIN), STEPS, absent=True)
             for name, rule in RULES.items()
         ),
         *(replace(by_majority, name=n, exchange=p) for n, p in matrix.PATTERNS.items()),
         replace(by_majority, name="overlap", absent=False, overlap=True, bucket_elements=150),
         replace(by_majority, name="weights", weights=weights, exchange=distlion.AllReduce()),
         replace(by_majority, name="cut precision", exp_avg_dtype="bfloat16"),
-        Case("bfloat16", (replace(MAJORITY, dtype="bfloat16"),), 12),
+        Case("bfloat16", (replace(MAJORITY, dtype="bfloat16"),), STEPS),
     ]
 
 
@@ -96,7 +97,7 @@ def test_votes_have_the_bits_of_a_plain_loop(world_size: int) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_virtual_workers_have_the_bits_of_a_plain_loop(name: str) -> None:
-    case = Case("virtual", (replace(MAJORITY, rule=RULES[name]), PLAIN), 12, absent=True)
+    case = Case("virtual", (replace(MAJORITY, rule=RULES[name]), PLAIN), STEPS, absent=True)
     expected = play_oracle(case, 3)[0]
     found = Outcome(play_virtually(case, 3), [])
     assert_equal_to_the_bit(found, replace_momenta(expected), name)
@@ -108,7 +109,7 @@ def replace_momenta(outcome: Outcome) -> Outcome:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_worker_moves_by_the_sign_of_its_orthogonalized_direction(dtype: str) -> None:
-    case = Case("alone", (replace(MAJORITY, dtype=dtype), replace(PLAIN, dtype=dtype)), 12)
+    case = Case("alone", (replace(MAJORITY, dtype=dtype), replace(PLAIN, dtype=dtype)), STEPS)
     outcome = play_all(0, 1, [case])["alone"]
     assert_equal_to_the_bit(outcome, play_oracle(case, 1)[0], dtype)
 

@@ -40,7 +40,7 @@ QUICK = {"quantized-1", "quantized-4-linf", *matrix.first_of_each_class()}
 
 
 def list_cases(is_chosen: Callable[[str], bool]) -> list[Case]:
-    whole = Case("all kinds of groups", (FLAT, MASKED, MATRICES), 6, seed=5, absent=True)
+    whole = Case("all kinds of groups", (FLAT, MASKED, MATRICES), 4, seed=5, absent=True)
     cases = [whole]
     for name, rule in matrix.RULES.items():
         if not is_chosen(name):

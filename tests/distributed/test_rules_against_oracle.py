@@ -22,11 +22,11 @@ RULES = matrix.RULES
 # 5003 is a prime above 4096: a second, shorter block of a quantized vote. A parameter costs about a
 # millisecond for each worker and step, and a bucket several: quantized votes share the sizes among
 # the numbers of bits, a rule meets float32 and bfloat16 at different numbers of workers, and only
-# the simple votes take all 50 steps at each of these.
+# the simple votes take all 30 steps at each of these.
 SIZES = (1, 2, 63, 64, 65)
 QUANTIZED_SIZES = ((1, 64, 5003), (63, 5003), (2, 65))
 DTYPES = ("float32", "bfloat16")
-STEPS, FEWER_STEPS = 50, 15
+STEPS, FEWER_STEPS = 30, 10
 VOTES = ("majority", "majority-zero", "ternary", "average")
 
 

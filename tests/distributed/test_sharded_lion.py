@@ -29,7 +29,7 @@ from distributed.sharded_models import build, digest, load, make_mesh, run_backw
 
 pytestmark = pytest.mark.distributed
 
-N_RANKS, AT, STEPS = 4, 3, 6
+N_RANKS, AT, STEPS = 4, 2, 4
 MESHES = {"all shards": (1, 4), "replicas of shards": (2, 2)}
 
 

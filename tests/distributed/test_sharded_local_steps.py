@@ -14,7 +14,7 @@ from distributed.sharded_models import build, digest, make_mesh, run_backward, s
 
 pytestmark = pytest.mark.distributed
 
-EVERY, VOTES = 2, 3
+EVERY, VOTES = 2, 2
 
 
 def train_shards(rank: int, world_size: int, options: list[dict[str, Any]]) -> list[Any]:

@@ -22,6 +22,13 @@ from conformance import (
 from distlion.kernels import Coefficients, Coin, Kernels, ReplyFormat, Segment
 from kernel_cases import REPLIES, ROUNDING, committing, moving_outwards
 
+OF_ONE, OF_MANY = SIZES_AND_DTYPES[: len(BUCKETS)], SIZES_AND_DTYPES[len(BUCKETS) :]
+ROUNDED = (
+    *((case, (None, ROUNDING)[number % 2]) for number, case in enumerate(OF_ONE)),
+    *itertools.product(OF_MANY, (None, ROUNDING)),
+)
+"""Sizes of one parameter take turns in how they are rounded; many parameters take both ways."""
+
 
 @over_others
 @pytest.mark.parametrize("wild", [False, True])
@@ -30,22 +37,20 @@ from kernel_cases import REPLIES, ROUNDING, committing, moving_outwards
 def test_replies_are_applied_equally(
     op: str, reply_format: ReplyFormat, planes: int, wild: bool, backend: Backend
 ) -> None:
-    for sizes, dtypes in SIZES_AND_DTYPES[len(BUCKETS) :] if wild else SIZES_AND_DTYPES:
-        for rounding in (None, ROUNDING):
-            conform(
-                backend,
-                *committing(op, sizes, dtypes, reply_format, planes, rounding=rounding, wild=wild),
-            )
+    for (sizes, dtypes), rounding in ROUNDED[len(OF_ONE) :] if wild else ROUNDED:
+        conform(
+            backend,
+            *committing(op, sizes, dtypes, reply_format, planes, rounding=rounding, wild=wild),
+        )
 
 
 @over_others
 @pytest.mark.parametrize("wild", [False, True])
 @pytest.mark.parametrize("op", ["update_momentum", "step_alone"])
 def test_momenta_and_lone_steps_are_equal(op: str, wild: bool, backend: Backend) -> None:
-    for sizes, dtypes in SIZES_AND_DTYPES:
-        for rounding in (None, ROUNDING):
-            case = committing(op, sizes, dtypes, ReplyFormat.SIGN, 1, rounding=rounding, wild=wild)
-            conform(backend, *case)
+    for (sizes, dtypes), rounding in ROUNDED:
+        case = committing(op, sizes, dtypes, ReplyFormat.SIGN, 1, rounding=rounding, wild=wild)
+        conform(backend, *case)
 
 
 @over_others

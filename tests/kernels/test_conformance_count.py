@@ -17,9 +17,10 @@ over_counters = pytest.mark.parametrize("counter", COUNTERS)
 def test_counts_of_any_number_of_workers_are_equal(counter: str, backend: Backend) -> None:
     for n_workers in WORKERS:
         sizes = (65, 3, 0, 64, 130, 1, 1, 7) if n_workers < 1000 else (65, 3, 64)
-        conform(backend, *counting(counter, n_workers, sizes))
-        conform(backend, *counting(counter, n_workers, sizes, ties=True))
         conform(backend, *counting(counter, n_workers, sizes, share=0.6))
+        if n_workers < 1000:  # the reference counts one by one
+            conform(backend, *counting(counter, n_workers, sizes))
+            conform(backend, *counting(counter, n_workers, sizes, ties=True))
 
 
 WEIGHTS: tuple[tuple[int, ...], ...] = (
@@ -44,6 +45,8 @@ def test_votes_that_count_several_times_are_counted_alike(counter: str, backend:
         if is_between and sum(weights) > 1000:
             continue
         conform(backend, *counting(counter, n, sizes, weights=weights))
+        if sum(weights) > 1000:
+            continue
         conform(backend, *counting(counter, n, sizes, weights=weights, ties=True))
         conform(backend, *counting(counter, n, sizes, weights=weights, share=0.6))
         conform(backend, *counting(counter, n, MANY, weights=weights, shard=(1, 3), share=0.6))

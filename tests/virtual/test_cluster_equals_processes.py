@@ -20,7 +20,7 @@ from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
-STEPS = 14
+STEPS = 8
 WORLD_SIZES = (1, 2, 3, 4, 5)
 # 4,133 is a prime above 4,096: a quantized vote's second, shorter block.
 SHAPES = {"a": (4133,), "b": (3, 701), "c": (1,), "d": (130,)}

@@ -20,6 +20,7 @@ from distlion.layout import BucketLayout, fill_buckets, pad_bytes, place_paramet
 from distlion.votes import Aggregation, Roster
 from distlion.votes.bucket_vote import make_worker_state
 from distlion.votes.registry import parse_rule
+from tiers import in_tiers
 
 SIZES = (4133, 1, 65, 512, 1023)
 SEED, LR, N_VOTES = 6, 0.7, 4
@@ -108,7 +109,7 @@ class Run:
 
 
 @pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("n_workers", in_tiers([1, 2, 3, 8], lambda n: n in (1, 3)))
 @RULES
 def test_votes_move_the_common_point_as_the_oracle_does(
     rule: Aggregation, n_workers: int, kernels: Kernels
