@@ -114,7 +114,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: members leave an epoch without those who still compute",
         "crew/optimizer.py",
-        "        if session.has_ended_epoch and not lifecycle.is_dead:\n",
+        "        if leaves and not lifecycle.is_dead:\n",
         "        if False:\n",
         ("crew/test_joining.py::test_a_member_that_is_slow_as_the_others_leave_keeps_its_place",),
     ),

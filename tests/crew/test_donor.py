@@ -191,7 +191,7 @@ def test_a_newcomer_that_gives_up_has_its_own_parameters_again(serving: Serving)
     optimizer: Any = SimpleNamespace(list_all=lambda: own)
     newcomer = Newcomer(serving.donor._rendezvous, "", optimizer)
     before = [param.detach().clone() for param in own]
-    newcomer._kept = [param.clone() for param in before]
+    newcomer._params, newcomer._kept = own, [param.clone() for param in before]
     newcomer._catch_up = catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
     await_true(lambda: catch_up.is_close)
     assert not torch.equal(own[0], before[0])
@@ -236,7 +236,7 @@ def follow(serving: Serving) -> tuple[Newcomer, Any]:
     replica, own = make_replica(serving.run)
     optimizer: Any = SimpleNamespace(list_all=lambda: own)
     newcomer = Newcomer(serving.donor._rendezvous, "", optimizer)
-    newcomer._kept = [param.detach().clone() for param in own]
+    newcomer._params, newcomer._kept = own, [param.detach().clone() for param in own]
     newcomer._catch_up = catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
     await_true(lambda: catch_up.is_close)
     later = make_member(OWN, 3, serving.run.step + 1)

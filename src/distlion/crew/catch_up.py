@@ -183,9 +183,10 @@ class Newcomer:
     def __init__(self, rendezvous: Rendezvous, refusal: str, optimizer: HasParameters) -> None:
         self._rendezvous, self._refusal = rendezvous, refusal
         self._optimizer = optimizer
-        self._params = optimizer.list_all()
         self._catch_up: CatchUp | None = None
+        self._params: list[Tensor] = []
         self._kept: list[Tensor] = []
+        self._has_entered = False
         self._tries = self._tries_behind = self._tries_late = 0
         self._problem = ""
         self._began_s = 0.0
@@ -211,7 +212,7 @@ class Newcomer:
                 return None
             if not self._begin(own):
                 return None
-        if not self._await_close(self._catch_up, is_new=not own.epoch):
+        if not self._await_close(self._catch_up):
             return self.find_donor(own)
         if faults.armed:
             faults.fire(rank=own.id, step=0, point="caught_up", subject=self)
@@ -238,12 +239,13 @@ class Newcomer:
             )  # fmt: skip
             return self._tries < TRIES and self._begin(own)
         # What is written is not this worker's own until all has come: others may die before.
+        self._params = self._optimizer.list_all()
         self._kept = [param.detach().clone() for param in self._params]
         self._catch_up = CatchUp(link, own.id, offer.donor, self._optimizer.make_replica())
         self._began_s = began_s
         return True
 
-    def _await_close(self, catch_up: CatchUp, *, is_new: bool) -> bool:
+    def _await_close(self, catch_up: CatchUp) -> bool:
         """Wait until this worker is at most a step behind; return False if the attempt fails.
 
         Raises:
@@ -256,7 +258,7 @@ class Newcomer:
             return True
         logger.warning("this worker loses worker %d: %s", catch_up.donor, catch_up.problem)
         self._tries_behind += catch_up.is_behind
-        if self._tries_behind >= TRIES and is_new:
+        if self._tries_behind >= TRIES and not self._has_entered:
             self.give_up()
             raise CrewError(
                 f"this worker has fallen behind the others {TRIES} times while it copied their "
@@ -309,9 +311,13 @@ class Newcomer:
             )
             self.give_up()
 
+    def keep(self) -> None:
+        """Note that the parameters are this worker's own, whatever follows."""
+        self._kept = []
+
     def enter(self, own: int) -> None:
-        """Note that this worker is a member: its parameters are its own."""
-        catch_up, self._catch_up, self._kept = self._catch_up, None, []
+        """Note that this worker is a member."""
+        catch_up, self._catch_up, self._has_entered = self._catch_up, None, True
         self._forget_tries()
         if catch_up is not None:
             catch_up.end()
@@ -331,11 +337,10 @@ class Newcomer:
 
     @torch.no_grad()
     def give_up(self) -> None:
-        """Follow nobody; parameters are what they were."""
-        catch_up, self._catch_up = self._catch_up, None
-        if catch_up is None:
+        """Follow nobody; parameters are what they were, unless they are to be kept."""
+        if self._catch_up is None:
             return
-        catch_up.end()
-        for param, kept in zip(self._params, self._kept, strict=True):
+        self._catch_up.end()
+        for param, kept in zip(self._params, self._kept, strict=False):
             param.copy_(kept)
-        self._kept = []
+        self._catch_up, self._kept = None, []

@@ -153,12 +153,12 @@ class Lookout:
         except Exception as error:  # noqa: BLE001 it must not end this thread without a word
             self._trouble = self._rendezvous.make_gone_error(error)
             return
-        if is_left_behind and self.donor is not None:  # who catches up with it begins anew
-            self.donor.stop()
         with self._changing:
             if self._epoch is epoch:
                 self._is_left_behind |= is_left_behind
                 self._is_asked |= is_asked
+                if is_left_behind and self.donor is not None:  # who follows it begins anew
+                    self.donor.stop()
         let_go_of_failed(since_s=self._longest_operation_s, settled_since_s=self._users_operation_s)
 
     def _look_for_asks(self, epoch: Epoch) -> bool:

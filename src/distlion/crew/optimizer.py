@@ -177,10 +177,10 @@ class CrewLion(DistributedLion):
             CrewError: Too few workers are left, or the store is gone.
             StepError: As ``DistributedLion``, for errors that do not concern members.
         """
-        session, lifecycle = self._session, self._session.lifecycle
-        if session.has_ended_epoch and not lifecycle.is_dead:
-            session.await_all("leaving an epoch", step=self.committed_step)
-        if lifecycle.is_dead or not lifecycle.is_ready or session.has_ended_epoch:
+        lifecycle, leaves = self._session.lifecycle, self._session.has_ended_epoch
+        if leaves and not lifecycle.is_dead:
+            self._session.await_all("leaving an epoch", step=self.committed_step)
+        if lifecycle.is_dead or not lifecycle.is_ready or leaves:
             self._form_after(lifecycle.death)
             return False
         self._membership.carried.check()
@@ -431,8 +431,9 @@ class CrewLion(DistributedLion):
             for own, new in taken:
                 own.copy_(new)
             self._take_state(epoch, given)
-            lifecycle.is_torn = False
-        self._whole_epoch = epoch.number
+            if self._newcomer is not None:
+                self._newcomer.keep()
+            self._whole_epoch, lifecycle.is_torn = epoch.number, False
         if gives:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
                 carried.clear(store)
