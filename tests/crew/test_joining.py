@@ -94,7 +94,6 @@ def lose_one(rank: int, size: int, port: int, point: Any, number: int) -> Any:
     replies.PIECE_BYTES = 256  # several pieces
     said = collect_log()
     crew = make_crew(port, min_workers=2, max_workers=size, handover_rate=RATE)
-    n_here = size - 2 + (point != "stream")  # members that stay, and the newcomer
 
     def strike(_: object) -> None:
         if store.add("struck", 1) == 1:
@@ -109,7 +108,7 @@ def lose_one(rank: int, size: int, port: int, point: Any, number: int) -> Any:
             store.set("come", "")
         waits = optimizer.committed_step == GOAL - 2
         if waits and point == "stream":
-            await_members(crew, n_here)
+            await_members(crew, size - 1)  # those that stay, and the newcomer
         elif waits and not is_new:
             await_true(lambda: store.add("struck", 0) > 0)
         if crew.size == size - 1 and store.add("struck", 0) == 0:
