@@ -221,7 +221,7 @@ def test_first_save_of_an_epoch_needs_the_store_and_its_failure_ends_nobody(
             save_without, 3, control.port, str(tmp_path / "saved"), has_saved, may_die=True
         )
     assert isinstance(dead, WorkerDiedError)
-    check_equal(results)
+    check_equal(results, goal=GOAL)
     for result in results:
         assert result["epochs"][2] == result["epochs"][GOAL]
         if has_saved:
