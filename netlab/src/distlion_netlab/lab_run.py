@@ -104,10 +104,12 @@ def _over(wire: str | None) -> Iterator[None]:
     before = os.environ.get(WIRE_VARIABLE)
     if wire is not None:
         os.environ[WIRE_VARIABLE] = wire
-    yield
-    os.environ.pop(WIRE_VARIABLE, None)
-    if before is not None:
-        os.environ[WIRE_VARIABLE] = before
+    try:
+        yield
+    finally:  # a method that cannot run leaves the next one its own transport
+        os.environ.pop(WIRE_VARIABLE, None)
+        if before is not None:
+            os.environ[WIRE_VARIABLE] = before
 
 
 def average_gradients(model: nn.Module, name: str, *, seed: int) -> nn.Module:

@@ -50,7 +50,8 @@ def parse_vote(name: str) -> VoteOptions:
     Raises:
         InvalidArgumentError: There is no such rule or pattern.
     """
-    vote = name.removesuffix(f"-{find_wire(name)}")
+    wire = find_wire(name)
+    vote = name if wire is None else name.removesuffix(f"-{wire}")
     overlap: bool | Literal["auto"] = (
         "auto" if vote.endswith(_OVERLAP_AUTO) else vote.endswith(_OVERLAP)
     )
