@@ -313,7 +313,7 @@ class Newcomer:
 
     def keep(self) -> None:
         """Note that the parameters are this worker's own, whatever follows."""
-        self._kept = []
+        self._params, self._kept = [], []
 
     def enter(self, own: int) -> None:
         """Note that this worker is a member."""
@@ -341,6 +341,7 @@ class Newcomer:
         if self._catch_up is None:
             return
         self._catch_up.end()
-        for param, kept in zip(self._params, self._kept, strict=False):
+        for param, kept in zip(self._params, self._kept, strict=True):
             param.copy_(kept)
-        self._catch_up, self._kept = None, []
+        self._catch_up = None
+        self.keep()
