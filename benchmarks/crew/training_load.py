@@ -44,7 +44,7 @@ SIZE = SIZES[os.environ.get(SIZE_KEY, "1m")]
 ADDRESS = os.environ.get(ADDRESS_KEY, "127.0.0.1")
 """Of this worker, for the others."""
 RETRIES = os.environ.get(RETRIES_KEY) == "1"
-"""Whether a crew's step() votes again, with the same gradients, when members change."""
+"""True: after a change of members, a crew's ``step()`` votes again by the gradients it has."""
 LR = 1e-4
 HEARTBEAT_S = 1
 """The same without heartbeats, where a system has them."""
