@@ -14,9 +14,16 @@ def test_a_method_that_cannot_be_built_leaves_the_next_one_its_own_transport(mon
     monkeypatch.delenv(WIRE_VARIABLE, raising=False)
     if before is not None:
         monkeypatch.setenv(WIRE_VARIABLE, before)
-    with pytest.raises(RuntimeError), _over("gloo"):
-        assert os.environ[WIRE_VARIABLE] == "gloo"
-        raise RuntimeError
+    seen = []
+
+    def fail():
+        with _over("gloo"):
+            seen.append(os.environ[WIRE_VARIABLE])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert seen == ["gloo"]
     assert os.environ.get(WIRE_VARIABLE) == before
 
 
