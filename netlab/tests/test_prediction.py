@@ -91,7 +91,12 @@ def test_a_fast_link_is_bounded_by_the_cores_that_work_on_packets(name, further_
 
 @pytest.mark.parametrize(
     ("pattern", "kind"),
-    [("all-reduce", "votes"), ("all-gather", "gradients"), ("parameter-server", "server")],
+    [
+        ("all-reduce", "votes"),
+        ("all-gather-gloo", "gradients"),  # a ring
+        ("all-gather-tcp", "votes"),
+        ("parameter-server", "server"),
+    ],
 )
 def test_every_pattern_is_predicted_by_messages_like_its_own(pattern, kind):
     name = f"majority-{pattern}"
