@@ -264,7 +264,9 @@ def test_a_device_is_known_by_its_name_or_refused_with_those_that_are():
 
 
 def test_a_plan_says_how_often_to_vote():
-    slow = plan(link="10mbit", latency_us="50ms", gpus_per_node="1", params="1e6").stdout
+    slow = plan(
+        "--wire", "gloo", link="10mbit", latency_us="50ms", gpus_per_node="1", params="1e6"
+    ).stdout
     assert "distlion.LocalSteps(inner, every=" in slow
     assert "--sites shows slower links" in slow
     assert "No local steps here" in plan(link="400gbit", params="1e6").stdout
