@@ -119,6 +119,7 @@ def train(
     goal: int = GOAL,
     each: Callable[[CrewLion], None] = lambda optimizer: None,
     model: nn.Module | None = None,
+    admits: bool = False,
 ) -> dict[str, Any]:
     """Train to the goal; return digests and epochs by step, and what there is at the end.
 
@@ -130,9 +131,10 @@ def train(
         goal: Steps.
         each: Called after each call of ``step()``, and before the first one.
         model: What to train; None makes one.
+        admits: Let newcomers in before each backward pass.
     """
     model = make_model(seed) if model is None else model
-    digests, epochs, said = {}, {}, collect_log()
+    digests, epochs, said, n_given_up = {}, {}, collect_log(), 0
     with crew:
         settings = {
             "lr": 1e-2,
@@ -145,12 +147,16 @@ def train(
         crew.carry(scheduler=scheduler)
         each(optimizer)
         while optimizer.committed_step < goal:
+            if admits:
+                crew.admit()
             draw_loss(model, optimizer.committed_step, crew.id).backward()
             if optimizer.step():
                 scheduler.step()
                 step = optimizer.committed_step
                 epochs[step] = (crew.epoch.number, crew.epoch.roster.ids)
                 digests[step] = b"".join(bytes(p.detach().numpy()) for p in model.parameters())
+            else:
+                n_given_up += 1
             optimizer.zero_grad()
             await_members(crew, size if optimizer.committed_step == 1 else 0)
             each(optimizer)
@@ -163,6 +169,7 @@ def train(
         "id": crew.id,
         "momenta": momenta,
         "traffic": asdict(optimizer.traffic),
+        "given_up": n_given_up,
         "formed": [line for line in said if line.startswith("epoch ")],
     }
 

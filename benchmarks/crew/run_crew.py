@@ -42,6 +42,7 @@ def main(file: Path, endpoint: str) -> None:
         )
         while True:
             pace.wait()
+            crew.admit()
             step = optimizer.committed_step
             compute_loss(model, step=step, place=crew.rank).backward()
             if optimizer.step():

@@ -117,6 +117,10 @@ class FixedCrew:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.lane, self.n_lanes = rank, size, 0, 1
+        self.next_size: int | None = None
+
+    def admit(self) -> None:
+        self.size, self.next_size = self.next_size or self.size, None
 
     def carry(self, **carried: Any) -> None:
         self.carried = carried
@@ -138,6 +142,21 @@ def test_members_take_each_example_once_while_their_number_changes() -> None:
     newcomer.load_state_dict(samplers[0].state_dict())
     assert sorted(number for part in taken for number in part) == list(range(60))
     assert newcomer.cursor == 60
+
+
+def test_who_waits_is_let_in_before_examples_are_dealt() -> None:
+    crew = FixedCrew(1, 2)
+    sampler = CrewSampler(crew, 60, 5, seed=3)  # type: ignore[arg-type]
+    sampler.take()
+    sampler.advance()
+    crew.next_size, crew.rank = 3, 2
+    assert sampler.take() == sampler._order[1][10 + 2 * 5 :][:5].tolist()  # type: ignore[index]
+    sampler.advance()
+    assert sampler.cursor == 2 * 5 + 3 * 5
+
+
+def test_nobody_is_let_in_before_the_optimizer_is_made() -> None:
+    assert not make_crew(host_store().port).admit()
 
 
 def test_what_is_carried_arrives_as_it_left() -> None:

@@ -39,7 +39,7 @@ RATE = 8 * 256 / 0.03
 """Bits a second: the model takes many steps to come."""
 
 
-def join_late(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
+def join_late(rank: int, size: int, port: int, name: str, admits: bool) -> dict[str, Any]:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     if rank == size - 1:
         store.wait(["come"])
@@ -57,7 +57,8 @@ def join_late(rank: int, size: int, port: int, name: str) -> dict[str, Any]:
         if crew.size < size:
             time.sleep(0.005)  # the newcomer has to replay some of these steps
 
-    result = train(crew, OPTIONS[name], seed=rank, size=size - 1, goal=GOAL, each=note)
+    options = {"size": size - 1, "goal": GOAL, "each": note, "admits": admits}
+    result = train(crew, OPTIONS[name], seed=rank, **options)
     return {**result, "momentum": momenta[0], "said": said}
 
 
@@ -74,13 +75,15 @@ def check_joined(results: list[dict[str, Any]]) -> str:
     return said
 
 
-def test_a_newcomer_catches_up_while_the_others_train() -> None:
+@pytest.mark.parametrize("admits", [True, False])
+def test_a_newcomer_catches_up_while_the_others_train(admits: bool) -> None:
     store = host_store()
-    results = start(join_late, 3, store.port, "majority")
+    results = start(join_late, 3, store.port, "majority", admits)
     said = check_joined(results)
     assert int(said.split()[-2]) > 0  # replies
     for result in results[:2]:
         assert result["traffic"]["steps"] == GOAL  # no vote was cast twice
+        assert result["given_up"] == (0 if admits else 1)  # backward passes
     assert not results[-1]["momentum"].any()
     assert results[0]["momentum"].any()
 

@@ -177,6 +177,9 @@ class FixedCrew:
     def __init__(self, rank: int, lane: int) -> None:
         self.rank, self.size, self.lane, self.n_lanes = rank, 2, lane, 3
 
+    def admit(self) -> bool:
+        return False
+
     def carry(self, **carried: Any) -> None:
         self.carried = carried
 

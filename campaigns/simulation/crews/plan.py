@@ -134,6 +134,11 @@ class CrewPlan:
         return self.delays.straggling_s > limit_s
 
     @property
+    def admits(self) -> bool:
+        """True if workers let others in before they compute, not in their next step."""
+        return self.seed % 2 == 0
+
+    @property
     def n_workers(self) -> int:
         """Workers, those who come later among them; not those who come again."""
         return len(self.starts_s) + len(self.comings)

@@ -226,12 +226,13 @@ class CrewWorker:
         scheduler = Scheduler(optimizer)
         crew.carry(scheduler=scheduler)
         while optimizer.committed_step < plan.goal:
+            if plan.admits:
+                sampler.take()
             step = optimizer.committed_step
             rates = {group["lr"] for group in optimizer.param_groups}
             diary.carried[crew.epoch.number, step] = scheduler.count, sampler.cursor, min(rates)
             if scheduler.count != step or len(rates) > 1:
                 diary.wrong.append(f"step {step}: {scheduler.count} steps of the scheduler {rates}")
-            sampler.take()
             self._kernel.sleep(self._kernel.random.uniform(0, plan.compute_s))
             fault = self._injector.find_own(machine, self._n_commits)
             if fault is not None and fault.kind == "leave":

@@ -166,6 +166,7 @@ class Crew:
         >>> with distlion.Crew("head:29400", min_workers=3) as crew:
         ...     optimizer = crew.optimizer(model.named_parameters(), lr=1e-4)
         ...     while optimizer.committed_step < 10_000:
+        ...         crew.admit()  # lets newcomers in
         ...         batch = take(optimizer.committed_step, crew.rank, crew.size)
         ...         model(batch).loss.backward()
         ...         optimizer.step()  # False where members changed: the batch is taken again
@@ -271,6 +272,23 @@ class Crew:
             CrewError: The store has another run, or values of a stranger.
         """
         return self._membership.wants_change
+
+    def admit(self) -> bool:
+        """Let in whom the last step found waiting; call it before the next batch is taken.
+
+        ``CrewSampler.take()`` calls it. Members that call it wait for each other and form the next
+        epoch before their backward pass, so that ``step()`` need not give one up. All members call
+        it at one place in their loops, where schedulers and all else that is carried have moved on
+        to the next step: a newcomer begins there. It does nothing between local steps.
+
+        Returns:
+            True if members changed: ``rank``, ``size`` and ``committed_step`` may be others.
+
+        Raises:
+            CrewError: Too few workers are left, or the store is gone.
+        """
+        optimizer = None if self._optimizer is None else self._optimizer()
+        return optimizer is not None and optimizer.admit()
 
     def optimizer(
         self,

@@ -177,10 +177,10 @@ class CrewLion(DistributedLion):
             CrewError: Too few workers are left, or the store is gone.
             StepError: As ``DistributedLion``, for errors that do not concern members.
         """
-        lifecycle, leaves = self._session.lifecycle, self._session.has_ended_epoch
-        if leaves and not lifecycle.is_dead:
-            self._session.await_all("leaving an epoch", step=self.committed_step)
-        if lifecycle.is_dead or not lifecycle.is_ready or leaves:
+        if self.admit():
+            return False
+        lifecycle = self._session.lifecycle
+        if lifecycle.is_dead or not lifecycle.is_ready:
             self._form_after(lifecycle.death)
             return False
         self._membership.carried.check()
@@ -197,6 +197,23 @@ class CrewLion(DistributedLion):
             # The step was committed, and a later part failed: the next call forms an epoch.
         return True
 
+    def admit(self) -> bool:
+        """Form the next epoch if the last step found a worker that waits.
+
+        Returns:
+            True if it did: members changed, and ``committed_step`` may be another one.
+
+        Raises:
+            CrewError: Too few workers are left, or the store is gone.
+        """
+        session = self._session
+        if not session.has_ended_epoch:
+            return False
+        if not session.lifecycle.is_dead:
+            session.await_all("leaving an epoch", step=self.committed_step)
+        self._form_after(session.lifecycle.death)
+        return True
+
     def _form_after(self, error: BaseException | None) -> None:
         """Form the next epoch after the error that ended this one; None if there was none."""
         lost: tuple[int, ...] = ()
@@ -208,8 +225,8 @@ class CrewLion(DistributedLion):
     def _gather_inputs(self) -> StepInputs:
         """Tell in the vote's header that a worker waits, so that all leave the epoch at one step.
 
-        They commit it, and leave as they begin the next one: by then schedulers and samplers have
-        moved on. Some must give this vote up instead. With overlap the next votes would be under
+        They commit it, and leave in ``admit()``: by then schedulers and samplers have moved on.
+        Some must give this vote up instead. With overlap the next votes would be under
         way, a newcomer shares local steps from the vote that lets it in, a GradScaler acts on what
         all workers saw in this vote, and a member that was left behind has no say any more.
         """

@@ -39,7 +39,11 @@ class CrewSampler:
         crew.carry(**{name: self})
 
     def take(self) -> list[int]:
-        """Return the numbers of this worker's examples for the next step."""
+        """Return the numbers of this worker's examples for the next step.
+
+        Whoever waits for this step is let in first (``Crew.admit``), so move schedulers on before.
+        """
+        self._crew.admit()
         place = self._crew.rank * self._crew.n_lanes + self._crew.lane
         first = self.cursor + place * self._batch_size
         return [self._find(first + offset) for offset in range(self._batch_size)]

@@ -169,6 +169,9 @@ class _Following(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: CrewMixin, optimizer: RetryingLion) -> None:
         self._trainer, self._optimizer = trainer, optimizer
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._optimizer.admit()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # The loss that is logged next is the mean over the steps that this member has taken.
         self._trainer._globalstep_last_logged += self._optimizer.committed_step - state.global_step

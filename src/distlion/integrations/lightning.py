@@ -245,6 +245,11 @@ class CrewSteps(Callback):  # type: ignore[misc]
         for each in trainer.optimizers:
             check_retries(each)
 
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        """Let in the workers that wait."""
+        for each in trainer.optimizers:
+            check_retries(each).admit()
+
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         """Look at the committed steps."""
         if min(check_retries(each).committed_step for each in trainer.optimizers) >= self._goal:

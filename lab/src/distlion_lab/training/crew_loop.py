@@ -122,8 +122,9 @@ class CrewLoop:
         return self._conclude()
 
     def _step(self) -> None:
-        start_s, step, crew = time.perf_counter(), self._done, self._crew
-        place, size = crew.rank, crew.size
+        start_s, crew = time.perf_counter(), self._crew
+        crew.admit()
+        step, place, size = self._done, crew.rank, crew.size
         batch = self._task.training_batch(
             seed=self._settings.seed, step=step, rank=place, world_size=size
         )
