@@ -129,7 +129,7 @@ def draw_bytes(workers: int = 4) -> Figure:
     axes.set_yticks(range(len(methods)), list(reversed(methods)))
     axes.set_xlim(0, 850)
     size = f"{PARAMETERS / 1e6:.0f} million parameters, {workers} workers"
-    axes.set_xlabel(f"megabytes that a worker sends in a step; {size}")
+    axes.set_xlabel(f"megabytes that a worker sends in a step, computed; {size}")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -140,7 +140,7 @@ def list_marks(events: list[dict[str, Any]]) -> list[tuple[float, str, str]]:
     for event in events:
         worker = f"worker {event['worker']}"
         if event["kind"] == "stop":
-            marks.append((event["time_s"], f"{worker} is stopped", BLUE))
+            marks.append((event["time_s"], f"{worker} is frozen", BLUE))
             marks.append((event["woken_s"], f"{worker} goes on", GREEN))
         elif event["kind"] == "kill":
             marks.append((event["time_s"], f"{worker} is killed", RED))
@@ -168,7 +168,11 @@ def draw_timeline(record: dict[str, Any]) -> Figure:
     below.set_ylabel("members\nthat vote")
     below.set_yticks(range(max(counts) + 1))
     below.set_xlabel("seconds")
-    for moment_s, words, color in list_marks(record["events"]):
+    counts_before = zip(record["members"], record["members"][1:], strict=False)
+    joined = [
+        (since_s, f"{new} vote", GREY) for (_, old), (since_s, new) in counts_before if new > old
+    ]
+    for moment_s, words, color in [*list_marks(record["events"]), *joined]:
         for axes in (top, below):
             axes.axvline(moment_s, color=color, linewidth=1.2)
         top.text(

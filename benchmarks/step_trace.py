@@ -42,7 +42,7 @@ COLORS = dict(
         strict=True,
     )
 )
-COMPUTE_COLOR = "#f3efe2"
+COMPUTE_COLOR, STEP_COLOR = "#e8dfb8", "#fbe3d6"
 Traced = list[list[Span]]
 """The spans of each host."""
 
@@ -95,7 +95,8 @@ def draw(record: dict[str, Any]) -> bytes:
     for axes, (name, title) in zip(all_axes, METHODS.items(), strict=True):
         draw_step(axes, read_spans(record, name))
         axes.set_title(title, loc="left", fontsize="medium")
-    all_axes[-1].set_xlabel("milliseconds since the step began")
+    all_axes[-1].set_xlim(left=600 * record["workload"]["step_s"])
+    all_axes[-1].set_xlabel("milliseconds since the step began; its beginning is cut off")
     all_axes[0].legend(
         frameon=False, ncols=4, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1.12)
     )
@@ -116,7 +117,10 @@ def draw_step(axes: Axes, traced: Traced) -> None:
             if is_main:
                 (step,) = (span for span in spans if span.what == STEP)
                 (vote,) = (span for span in spans if span.what == OPTIMIZER)
-                bars = [("forward and backward", step.begin_s, vote.begin_s, COMPUTE_COLOR)]
+                bars = [
+                    ("forward and backward", step.begin_s, vote.begin_s, COMPUTE_COLOR),
+                    ("the rest of step()", vote.begin_s, vote.end_s, STEP_COLOR),
+                ]
             else:
                 bars = []
             bars += [(span.what, span.begin_s, span.end_s, COLORS[span.what]) for span in own]

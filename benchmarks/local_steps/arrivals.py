@@ -58,12 +58,10 @@ _TITLES = {
     SHORT: "majority vote in each step, betas (0.9, 0.95)",
 }
 _DRAWN_AS = {
-    DDP: "DDP, fp32",
     DDP_FP16: "DDP, fp16",
     ONE_BIT: "1-bit Adam",
     SHORT: "a vote in each step",
     "diloco-8-plain": "DiLoCo: means every 8 steps of AdamW",
-    "sparse-8": "largest 1/64 of the change, every 8 steps of AdamW",
     "local-8-scaled-plain": "votes every 8 steps of AdamW",
 }
 """Methods of the picture, which is for readers who do not know the names of records."""

@@ -12,6 +12,14 @@ from matplotlib.figure import Figure
 _DPI = 110
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 """Points of each method by its title."""
+_COLORS = {
+    "DDP": "#8d96a3",
+    "1-bit Adam": "#3f9163",
+    "DiLoCo": "#5b8bd0",
+    "a vote": "#f0a27f",
+    "votes": "#d9541e",
+}
+"""By the first words of a title, as in the other pictures."""
 
 
 def draw_panels(panels: Mapping[str, Lines], targets: Sequence[float], unit: str) -> bytes | None:
@@ -39,12 +47,13 @@ def draw_panels(panels: Mapping[str, Lines], targets: Sequence[float], unit: str
 
 
 def _draw_panel(axes: Axes, title: str, lines: Lines, targets: Sequence[float]) -> None:
-    for number, (name, points) in enumerate(lines.items()):
+    for name, points in lines.items():
         places, losses = zip(*points, strict=True)
-        style = ("-", "--", ":")[number // 10 % 3]
-        axes.plot(places, losses, style, color=f"C{number % 10}", label=name, linewidth=1.3)
+        color = next(color for words, color in _COLORS.items() if name.startswith(words))
+        axes.plot(places, losses, color=color, label=name, linewidth=1.8)
+    label = "DDP's loss after 50, 80 and 100 % of its steps"
     for target in targets:
-        axes.axhline(target, color="0.6", linewidth=0.8, linestyle="--")
+        axes.axhline(target, color="0.6", linewidth=0.8, linestyle="--", label=label)
     axes.set_xscale("log")
     axes.set_title(title, loc="left", fontsize=9)
     axes.grid(visible=True, alpha=0.3)

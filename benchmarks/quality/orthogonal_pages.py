@@ -41,9 +41,9 @@ from distlion_lab.report.document import (
 
 NAME = "orthogonal"
 _SHOWN = {
-    ORTHOGONAL: "one bit, hidden matrices orthogonalized",
-    CAUTIOUS: "one bit, cautious (the recipe)",
-    SHORT: "one bit, without the mask",
+    ORTHOGONAL: "votes, hidden matrices orthogonalized",
+    CAUTIOUS: "votes, cautious (the recipe)",
+    SHORT: "votes, without the mask",
     MUON: "Muon and AdamW on the mean gradient",
     MUON_SIGN: "sign of Muon's direction on the mean gradient",
 }

@@ -104,7 +104,15 @@ def _draw_task(axes: Axes, task: str, claims: Sequence[Claim], shown_as: Mapping
     axes.set_xticks(range(len(columns)), [label for *_, label in columns], fontsize=8)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     scale = f" (above {_LINEAR_BELOW} logarithmic)" if is_long else ""
-    axes.set_ylabel(f"method less AdamW, {_UNITS[task]}{scale}")
+    axes.set_ylabel(
+        f"loss minus AdamW's, {_UNITS[task]}{scale}"
+        if task == "text"
+        else f"error minus AdamW's, {_UNITS[task]}"
+    )
+    for place, words in ((1, "worse than AdamW"), (0, "better than AdamW")):
+        axes.text(
+            0.995, place, words, transform=axes.transAxes, ha="right", va=("bottom", "top")[place]
+        )
     axes.set_xlabel("parameters of the network, steps of the run, workers", fontsize=8)
     axes.set_title(f"{_TITLES[task]}, lower is better")
     axes.grid(visible=True, axis="y", alpha=0.3)

@@ -72,7 +72,7 @@ def group_params(
 
     Example:
         >>> groups = distlion.group_params(model, weight_decay=0.1)
-        >>> optimizer = distlion.DistributedLion(groups, lr=4e-3)
+        >>> optimizer = distlion.DistributedLion(groups, lr=1.5e-4)  # half of AdamW's
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedTypeError(f"model={type(model).__name__}: expected a torch.nn.Module")
