@@ -9,6 +9,7 @@ vote is made of. Nothing in the first two is timed; the third one is drawn from 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,15 @@ def draw_bytes(workers: int = 4) -> Figure:
     return figure
 
 
-def list_marks(events: list[dict[str, Any]]) -> list[tuple[float, str, str]]:
-    """Return moment, words and color of what happens to workers."""
+def list_marks(
+    events: list[dict[str, Any]], members: list[tuple[float, int]]
+) -> list[tuple[float, str, str]]:
+    """Return moment, words and color of what happens to workers.
+
+    Args:
+        events: What is done to them.
+        members: How many vote, and since when.
+    """
     marks = []
     for event in events:
         worker = f"worker {event['worker']}"
@@ -145,7 +153,13 @@ def list_marks(events: list[dict[str, Any]]) -> list[tuple[float, str, str]]:
         elif event["kind"] == "kill":
             marks.append((event["time_s"], f"{worker} is killed", RED))
         else:
-            marks.append((event["time_s"], f"{worker} is started", GREEN))
+            marks.append((event["time_s"], f"{worker} is started", GREY))
+            more = [
+                since_s
+                for (_, before), (since_s, now) in pairwise(members)
+                if now > before and since_s > event["time_s"]
+            ]
+            marks += [(since_s, f"{worker} votes", GREEN) for since_s in more[:1]]
     return marks
 
 
@@ -168,11 +182,7 @@ def draw_timeline(record: dict[str, Any]) -> Figure:
     below.set_ylabel("members\nthat vote")
     below.set_yticks(range(max(counts) + 1))
     below.set_xlabel("seconds")
-    counts_before = zip(record["members"], record["members"][1:], strict=False)
-    joined = [
-        (since_s, f"{new} vote", GREY) for (_, old), (since_s, new) in counts_before if new > old
-    ]
-    for moment_s, words, color in [*list_marks(record["events"]), *joined]:
+    for moment_s, words, color in list_marks(record["events"], record["members"]):
         for axes in (top, below):
             axes.axvline(moment_s, color=color, linewidth=1.2)
         top.text(
