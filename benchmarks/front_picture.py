@@ -32,7 +32,7 @@ def draw(record: dict[str, Any]) -> Figure:
         for row, (method, (_, color)) in enumerate(METHODS.items()):
             axes.barh(row, seconds[method], color=color, height=0.72)
             share = seconds["none"] / seconds[method]
-            text = f" {seconds[method]:.3g} s" + ("" if method == "none" else f"  ({share:.0%})")
+            text = f" {seconds[method]:.2f} s" + ("" if method == "none" else f"  ({share:.0%})")
             axes.text(seconds[method], row, text, va="center", fontsize="small")
         axes.set_xlim(
             0, 1.32 * max(map(max, (each.values() for each in record["seconds"].values())))

@@ -109,10 +109,8 @@ def _draw_task(axes: Axes, task: str, claims: Sequence[Claim], shown_as: Mapping
         if task == "text"
         else f"error minus AdamW's, {_UNITS[task]}"
     )
-    for place, words in ((1, "worse than AdamW"), (0, "better than AdamW")):
-        axes.text(
-            0.995, place, words, transform=axes.transAxes, ha="right", va=("bottom", "top")[place]
-        )
+    for place, words in ((0.98, "worse than AdamW"), (0.02, "better than AdamW")):
+        axes.text(0.995, place, words, transform=axes.transAxes, ha="right", va="center")
     axes.set_xlabel("parameters of the network, steps of the run, workers", fontsize=8)
     axes.set_title(f"{_TITLES[task]}, lower is better")
     axes.grid(visible=True, axis="y", alpha=0.3)
