@@ -5,7 +5,7 @@ r"""A small ResNet with Lightning, on one machine or several, with one bit per p
         --master-port 29500 examples/10_images.py --num-nodes 4  # the first of four machines
 
 It trains on made-up pictures of CIFAR-10's size: ten patterns, shifted, in noise. Replace
-`make_pictures` by a data set of yours.
+`make_pictures` by a data set of yours. With --before it runs DDP and AdamW.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,6 +22,7 @@ import distlion
 from distlion.integrations.lightning import DistributedLion, VotingStrategy
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("--before", action="store_true", help="DDP and AdamW, without votes")
 parser.add_argument("--num-nodes", type=int, default=1, help="machines, as torchrun's --nnodes")
 parser.add_argument("--lr", type=float, default=8e-3, help="AdamW's rate; votes take a quarter")
 parser.add_argument("--decay", type=float, default=0.01, help="AdamW's; votes take four times it")
@@ -94,15 +96,15 @@ class ResNet(lightning.LightningModule):
     def configure_optimizers(self):
         decayed = [(name, param) for name, param in self.named_parameters() if param.dim() >= 2]
         others = [(name, param) for name, param in self.named_parameters() if param.dim() < 2]
-        optimizer = DistributedLion(
-            [
-                {"params": decayed, "weight_decay": 4 * args.decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=args.lr / 4,
-            cautious=True,
-            clip_norm=distlion.ClipNorm(1.0, scope="global"),
-        )
+        groups = [
+            {"params": decayed, "weight_decay": args.decay * (1 if args.before else 4)},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        if args.before:
+            optimizer = torch.optim.AdamW(groups, lr=args.lr)
+        else:
+            clip_norm = distlion.ClipNorm(1.0, scope="global")
+            optimizer = DistributedLion(groups, lr=args.lr / 4, cautious=True, clip_norm=clip_norm)
         steps = int(self.trainer.estimated_stepping_batches)
         warm_up = max(1, steps // 5)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -129,7 +131,8 @@ class AverageBuffers(Callback):
 
 
 trainer = lightning.Trainer(
-    strategy=VotingStrategy(),
+    strategy=DDPStrategy() if args.before else VotingStrategy(),
+    gradient_clip_val=1.0 if args.before else None,
     accelerator="auto" if torch.cuda.is_available() else "cpu",
     devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
     num_nodes=args.num_nodes,
@@ -137,7 +140,7 @@ trainer = lightning.Trainer(
     max_epochs=args.epochs,
     max_steps=args.steps,
     callbacks=[
-        AverageBuffers(),
+        *([] if args.before else [AverageBuffers()]),
         ModelCheckpoint(args.folder, monitor="accuracy", mode="max", save_last=True),
     ],
     logger=False,
@@ -152,7 +155,11 @@ trainer.fit(
     ckpt_path=f"{args.folder}/last.ckpt" if args.resume else None,
 )
 if trainer.is_global_zero:
-    sent = trainer.strategy.voters[0].traffic.last_sent_bytes
     n_parameters = sum(param.numel() for param in module.parameters())
+    size = trainer.world_size
+    if args.before:
+        sent = 2 * (size - 1) * 4 * n_parameters // size  # of DDP's ring, by the formula
+    else:
+        sent = trainer.strategy.voters[0].traffic.last_sent_bytes
     print(f"accuracy {trainer.callback_metrics['accuracy']:.3f} after {trainer.global_step} steps")
     print(f"{n_parameters:,} parameters, {sent:,} bytes sent by a worker in a step")
