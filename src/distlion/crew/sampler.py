@@ -16,8 +16,8 @@ class CrewSampler:
     All members share one cursor in one order of the examples. In a step worker ``place`` of
     ``size`` takes the ``place``-th ``batch_size`` of them; ``advance`` moves the cursor by ``size *
     batch_size``. After a change, members take the examples of an uncommitted step again, at their
-    new places: no example of a pass over the data is seen twice or left out. The last step of a pass
-    continues with the first examples of the next one.
+    new places: no example of a pass over the data is seen twice or left out. The last step of a
+    pass continues with the first examples of the next one.
 
     Args:
         crew: The members.
