@@ -42,7 +42,8 @@ def main(file: Path, endpoint: str) -> None:
         )
         while True:
             pace.wait()
-            crew.admit()
+            if crew.admit():
+                continue
             step = optimizer.committed_step
             compute_loss(model, step=step, place=crew.rank).backward()
             if optimizer.step():

@@ -49,7 +49,7 @@ def draw_panels(panels: Mapping[str, Lines], targets: Sequence[float], unit: str
 def _draw_panel(axes: Axes, title: str, lines: Lines, targets: Sequence[float]) -> None:
     for name, points in lines.items():
         places, losses = zip(*points, strict=True)
-        color = next(color for words, color in _COLORS.items() if name.startswith(words))
+        color = next((each for words, each in _COLORS.items() if name.startswith(words)), "0.3")
         axes.plot(places, losses, color=color, label=name, linewidth=1.8)
     label = "DDP's loss after 50, 80 and 100 % of its steps"
     for target in targets:

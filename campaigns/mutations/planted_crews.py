@@ -123,7 +123,7 @@ CREW_MUTATIONS = (
         "crew/sampler.py",
         "        self._crew.admit()\n",
         "",
-        ("crew/test_crew.py::test_who_waits_is_let_in_before_examples_are_dealt",),
+        ("crew/test_crew.py::test_newcomers_are_let_in_before_examples_are_dealt",),
     ),
     Mutation(
         "crew: members leave an epoch without those who still compute",

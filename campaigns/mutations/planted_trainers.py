@@ -14,6 +14,20 @@ REFUSED = ("checkpoint/test_refused_loads.py",)
 
 TRAINERS = (
     Mutation(
+        "trainers: the Trainer's members give a backward pass up for a newcomer",
+        CREW,
+        "        self._optimizer.admit()\n",
+        "        pass\n",
+        ("integrations/test_crew_trainers.py::test_a_member_is_killed_and_a_newcomer_comes",),
+    ),
+    Mutation(
+        "trainers: Lightning's members give a backward pass up for a newcomer",
+        "integrations/lightning.py",
+        "            check_retries(each).admit()\n",
+        "            check_retries(each)\n",
+        ("integrations/test_crew_trainers.py::test_a_member_is_killed_and_a_newcomer_comes",),
+    ),
+    Mutation(
         "trainers: a file that is written later has no momenta until then",
         COMPANION,
         "_KEPT = 2",

@@ -117,10 +117,11 @@ class FixedCrew:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.lane, self.n_lanes = rank, size, 0, 1
-        self.next_size: int | None = None
+        self.next_rank: int | None = None
 
     def admit(self) -> None:
-        self.size, self.next_size = self.next_size or self.size, None
+        if self.next_rank is not None:
+            self.rank, self.next_rank = self.next_rank, None
 
     def carry(self, **carried: Any) -> None:
         self.carried = carried
@@ -144,15 +145,11 @@ def test_members_take_each_example_once_while_their_number_changes() -> None:
     assert newcomer.cursor == 60
 
 
-def test_who_waits_is_let_in_before_examples_are_dealt() -> None:
-    crew = FixedCrew(1, 2)
-    sampler = CrewSampler(crew, 60, 5, seed=3)  # type: ignore[arg-type]
-    sampler.take()
-    sampler.advance()
-    crew.next_size, crew.rank = 3, 2
-    assert sampler.take() == sampler._order[1][10 + 2 * 5 :][:5].tolist()  # type: ignore[index]
-    sampler.advance()
-    assert sampler.cursor == 2 * 5 + 3 * 5
+def test_newcomers_are_let_in_before_examples_are_dealt() -> None:
+    crew, other = FixedCrew(1, 3), FixedCrew(2, 3)
+    sampler, expected = (CrewSampler(each, 60, 5, seed=3) for each in (crew, other))  # type: ignore[arg-type]
+    crew.next_rank = 2
+    assert sampler.take() == expected.take()
 
 
 def test_nobody_is_let_in_before_the_optimizer_is_made() -> None:

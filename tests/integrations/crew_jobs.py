@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def be_member(rank: int, size: int, port: int, train: Train, folder: str) -> dic
                 await_members(crew, size - 1)
                 optimizer.form(())
 
+        let_in: list[str] = []
+        admit = optimizer.admit
+
+        def admit_and_note() -> bool:
+            has_changed = admit()
+            if has_changed:
+                let_in.append(sys._getframe(1).f_code.co_name)
+            return has_changed
+
+        optimizer.admit = admit_and_note  # type: ignore[method-assign]
+
         def note() -> None:
             step = optimizer.committed_step
             digests[step] = b"".join(bytes(param.detach().numpy()) for param in model.parameters())
@@ -68,7 +80,14 @@ def be_member(rank: int, size: int, port: int, train: Train, folder: str) -> dic
 
         counted = train(crew, model, optimizer, scheduler, note, f"{folder}/{rank}")
         rate = optimizer.param_groups[0]["lr"]
-        return {"digests": digests, "rate": rate, "counted": counted, "first": min(digests)}
+        first = min(digests)
+        return {
+            "digests": digests,
+            "rate": rate,
+            "counted": counted,
+            "first": first,
+            "let_in": let_in,
+        }
 
 
 def train_with_trainer(
@@ -218,6 +237,7 @@ def train_with_accelerate(
     accelerator = Accelerator(cpu=True)
     prepared = accelerator.prepare(model)
     while optimizer.committed_step < GOAL:
+        optimizer.admit()
         generator = torch.Generator().manual_seed(100 * optimizer.committed_step + crew.id)
         inputs = torch.randn(4, 8, generator=generator)
         loss = nn.functional.cross_entropy(prepared(inputs), inputs[:, :4].argmax(1))

@@ -36,6 +36,8 @@ def test_a_member_is_killed_and_a_newcomer_comes(train: Train, tmp_path: object)
     assert isinstance(dead, WorkerDiedError)
     *stayed, new = lived
     for each in stayed:
+        assert len(each["let_in"]) == 1  # once, and not as it begins a step
+        assert each["let_in"] != ["step"]
         assert sorted(each["digests"]) == list(range(1, GOAL + 1))  # a step for each batch
     assert CALLED_AT < new["first"] <= COME_BY + 2  # the step in which it is seen counts
     assert sorted(new["digests"]) == list(range(new["first"], GOAL + 1))

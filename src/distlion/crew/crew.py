@@ -274,18 +274,21 @@ class Crew:
         return self._membership.wants_change
 
     def admit(self) -> bool:
-        """Let in whom the last step found waiting; call it before the next batch is taken.
+        """Let in the workers that the last step found waiting, before the next batch is taken.
 
         ``CrewSampler.take()`` calls it. Members that call it wait for each other and form the next
-        epoch before their backward pass, so that ``step()`` need not give one up. All members call
-        it at one place in their loops, where schedulers and all else that is carried have moved on
-        to the next step: a newcomer begins there. It does nothing between local steps.
+        epoch before their backward pass, so that ``step()`` need not give one up. All processes of
+        all members call it at one place in their loops. A newcomer begins its loop there, so all
+        that is carried, such as a scheduler, has moved on before, and calls that need every member
+        stand after it. With local steps, overlap or a GradScaler it does nothing.
 
         Returns:
             True if members changed: ``rank``, ``size`` and ``committed_step`` may be others.
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
+            CheckpointError: An exception cut the commit of a step short here.
+            StepError: Settings, steps or parameters of members differ.
         """
         optimizer = None if self._optimizer is None else self._optimizer()
         return optimizer is not None and optimizer.admit()

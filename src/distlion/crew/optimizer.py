@@ -198,13 +198,15 @@ class CrewLion(DistributedLion):
         return True
 
     def admit(self) -> bool:
-        """Form the next epoch if the last step found a worker that waits.
+        """Form the next epoch if the last step found a worker that waits (``Crew.admit``).
 
         Returns:
             True if it did: members changed, and ``committed_step`` may be another one.
 
         Raises:
             CrewError: Too few workers are left, or the store is gone.
+            CheckpointError: An exception cut the commit of a step short here.
+            StepError: Settings, steps or parameters of members differ.
         """
         session = self._session
         if not session.has_ended_epoch:

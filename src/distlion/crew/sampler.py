@@ -39,9 +39,14 @@ class CrewSampler:
         crew.carry(**{name: self})
 
     def take(self) -> list[int]:
-        """Return the numbers of this worker's examples for the next step.
+        """Let newcomers in, then return the numbers of this worker's examples for the next step.
 
-        Whoever waits for this step is let in first (``Crew.admit``), so move schedulers on before.
+        See ``Crew.admit``: schedulers move on before, and calls that need every member come after.
+        All processes of all members call it, or none.
+
+        Raises:
+            CrewError: Too few workers are left, or the store is gone.
+            StepError: Settings, steps or parameters of members differ.
         """
         self._crew.admit()
         place = self._crew.rank * self._crew.n_lanes + self._crew.lane

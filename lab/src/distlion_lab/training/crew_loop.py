@@ -122,9 +122,11 @@ class CrewLoop:
         return self._conclude()
 
     def _step(self) -> None:
-        start_s, crew = time.perf_counter(), self._crew
-        crew.admit()
-        step, place, size = self._done, crew.rank, crew.size
+        crew = self._crew
+        if crew.admit():
+            return
+        start_s, step = time.perf_counter(), self._done
+        place, size = crew.rank, crew.size
         batch = self._task.training_batch(
             seed=self._settings.seed, step=step, rank=place, world_size=size
         )
