@@ -35,7 +35,16 @@ def test_one_version_and_one_date() -> None:
     for folder in ("lab", "netlab", "flower"):
         around = tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
         assert around["version"] == PROJECT["version"]
+        own = [each for each in around["dependencies"] if each.startswith("distlion")]
+        assert own != []
+        assert all(each.endswith(f"=={PROJECT['version']}") for each in own)
     assert read_yaml("packaging/conda/recipe.yaml")["context"]["version"] == version
+
+
+def test_every_package_tells_type_checkers_that_it_is_annotated() -> None:
+    folders = [path.parent for path in ROOT.glob("*/src/*/__init__.py")] + [ROOT / "src/distlion"]
+    assert len(folders) == 4
+    assert [each.name for each in folders if not (each / "py.typed").is_file()] == []
 
 
 def test_every_python_has_a_wheel_and_is_tested() -> None:
