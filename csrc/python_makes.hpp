@@ -29,7 +29,7 @@ public:
             return false;
         }
         for (std::size_t k = 0; k < makes_.size(); ++k) {
-            const nb::handle tensor = PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(k));
+            const nb::handle tensor = PyList_GetItem(tensors.ptr(), static_cast<Py_ssize_t>(k));
             if (!(tensor.is_none() ? may_be_none : fits(tensor, makes_[k]))) {
                 return false;
             }
