@@ -79,7 +79,8 @@ def train_machine(
         size: Members with whom the second step is taken.
         each: Called before each backward pass.
         carry: Whether a scheduler travels with the parameters.
-        is_sharded: Whether FSDP2 shards them; else each process has all.
+        is_sharded: Whether FSDP2 shards them; else each process has all. Where it does, machines
+            are let in before the backward pass, else as a step begins.
     """
     model = shard(make_model(seed), mesh) if is_sharded else make_model(seed)
     digests, epochs, said = {}, {}, collect_log()
@@ -98,6 +99,8 @@ def train_machine(
         if carry:
             crew.carry(scheduler=scheduler)
         while optimizer.committed_step < goal:
+            if is_sharded:
+                crew.admit()
             each(optimizer)
             backward(model, optimizer.committed_step, crew.id, crew.lane)
             if optimizer.step():
