@@ -52,21 +52,18 @@ PRELOAD = [
 
 _MODELS = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.vit.modeling_vit"]
 _SHARDS = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "fsspec"]
-_TRAINERS = [
-    "accelerate",
-    "lightning",
-    "sklearn.datasets",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.trainer",
-]
+_TRAINERS = ["accelerate", "sklearn.datasets", "transformers.trainer"]
 PRELOAD_FOR = {
     "test_machines.py": _SHARDS,
     "distributed": _SHARDS,
     "integrations": _TRAINERS,
-    "lab": ["distlion_lab.training.run", "sklearn.datasets", *_MODELS],
-    "test_hf_kinds.py": _MODELS,
+    "lab": ["distlion_lab.training.run", "sklearn.datasets"],
+    # What only slow tests, and those around the library, need.
+    "slow": ["lightning", *_MODELS],
+    "around": _MODELS,
 }
-"""Further modules for tests in these folders or files; they double the time of the start."""
+"""Further modules for tests in these folders or files, or with these marks; they double the time of
+the start."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
@@ -76,7 +73,7 @@ def start_server(folders: Collection[str] = ()) -> None:
     """Start the server, unless it runs: everything that this process forks later comes from it.
 
     Args:
-        folders: Names of folders below tests, and of files, from which tests will run.
+        folders: Names of folders below tests, of files, and of marks of tests that will run.
     """
     more = [name for folder in PRELOAD_FOR if folder in folders for name in PRELOAD_FOR[folder]]
     _context.set_forkserver_preload([*PRELOAD, *more])

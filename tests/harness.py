@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,13 +66,23 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+ALL_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
+"""What a module says whose tests are all slow."""
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no module around the library of which the chosen marks leave out every test."""
-    if "not around" not in config.option.markexpr or not collection_path.name.startswith("test_"):
+    """Import no module of which the chosen marks leave out every test, unless it is named."""
+    chosen, here = config.option.markexpr, config.invocation_params.dir
+    named = (here / argument.partition("::")[0] for argument in config.args)
+    if not collection_path.name.startswith("test_") or collection_path in named:
         return None
-    if _is_in(collection_path, AROUND) and "pytest.mark.smoke" not in collection_path.read_text():
-        return True
-    return None
+    text = collection_path.read_text()
+    is_left_out = ("not slow" in chosen and ALL_SLOW.search(text) is not None) or (
+        "not around" in chosen
+        and _is_in(collection_path, AROUND)
+        and "pytest.mark.smoke" not in text
+    )
+    return is_left_out or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,7 +101,10 @@ def one_server_of_forks(request: pytest.FixtureRequest) -> None:
     # The server imports for seconds: not for tests that start no workers.
     items = [item for item in request.session.items if item.get_closest_marker("distributed")]
     if items:
-        start_server({part for item in items for part in item.path.parts})
+        marks = {mark.name for item in items for mark in item.iter_markers()}
+        start_server(
+            {part for item in items for part in item.path.parts} | marks & {"slow", "around"}
+        )
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -47,8 +49,6 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
 @pytest.mark.parametrize(("before", "method"), [([], "distlion"), (["--before"], "DDP")])
 def test_it_learns_and_says_what_it_sent(
     model: Path, data: Path, before: list[str], method: str

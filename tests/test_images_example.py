@@ -15,12 +15,12 @@ import pytest
 
 from endings import free_port
 
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "10_images.py"
 STEPS = 6
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
 def test_two_machines_train_validate_and_save_alike(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]

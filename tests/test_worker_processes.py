@@ -21,6 +21,7 @@ import distlion
 from cluster import WorkersFailedError, run_workers
 from distlion import faults
 from distlion.wire import watch
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -95,7 +96,7 @@ def test_processes_are_used_again_as_if_they_were_new() -> None:
     assert [told[1:] for told in run_workers(tell, 3)] == [(3, *first[0][2:])] * 3
 
 
-@pytest.mark.parametrize("number", range(len(LEFTOVERS)))
+@pytest.mark.parametrize("number", in_tiers(range(len(LEFTOVERS)), lambda number: number < 2))
 def test_a_process_that_leaves_something_behind_is_not_used_again(number: int) -> None:
     clean, left = run_workers(leave, 2, number)
     after = run_workers(tell_process, 2)
@@ -110,7 +111,13 @@ def test_after_a_failure_no_process_is_used_again() -> None:
     assert not set(before) & set(run_workers(tell_process, 2))
 
 
-@pytest.mark.parametrize("options", [{"fresh": True}, {"outcomes": True}, {"process_group": False}])
+@pytest.mark.parametrize(
+    "options",
+    in_tiers(
+        [{"fresh": True}, {"outcomes": True}, {"process_group": False}],
+        lambda each: "fresh" in each,
+    ),
+)
 def test_processes_to_which_something_may_happen_are_new_and_end(options: dict[str, bool]) -> None:
     before = run_workers(tell_process, 2)
     fresh = run_workers(tell_process, 2, **options)

@@ -16,7 +16,6 @@ class Contestant:
             ``train(job: Job, rank: int) -> Trained`` does the job there, and lets every error out.
         tested_with: Its version, for the table.
         lacks: Rows of the exam that the framework does not offer, by name.
-        is_slow: Whether to sit takes longer than the short exam may.
         shards: Ranks of each worker.
         launcher: A module that starts the ranks, run as a program; None for ours.
         plain: The module of the plain loop that it is compared with, for another model and loss.
@@ -27,7 +26,6 @@ class Contestant:
     module: str
     tested_with: str
     lacks: tuple[str, ...] = ()
-    is_slow: bool = False
     shards: int = 1
     launcher: str | None = None
     plain: str = "integrations.plain"
@@ -41,18 +39,16 @@ CONTESTANTS: tuple[Contestant, ...] = (
         "integrations.with_sft_trainer",
         "trl 1.16",
         plain="integrations.plain_sft",
-        is_slow=True,
     ),
     Contestant("Accelerate", "accelerate", "integrations.with_accelerate", "accelerate 1.15"),
     Contestant("Lightning", "lightning", "integrations.with_lightning", "lightning 2.6"),
     Contestant("Fabric", "lightning", "integrations.with_fabric", "lightning 2.6"),
-    Contestant("FSDP2", "torch", "integrations.with_fsdp", "torch 2.13", is_slow=True, shards=2),
+    Contestant("FSDP2", "torch", "integrations.with_fsdp", "torch 2.13", shards=2),
     Contestant(
         "torchtitan",
         "torchtitan",
         "integrations.with_torchtitan",
         "torchtitan 0.3.0",
-        is_slow=True,
         shards=2,
     ),
     Contestant(
@@ -60,7 +56,6 @@ CONTESTANTS: tuple[Contestant, ...] = (
         "ray",
         "integrations.with_ray",
         "ray 2.60",
-        is_slow=True,
         launcher="integrations.with_ray",
     ),
 )

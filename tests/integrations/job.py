@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
@@ -182,5 +181,7 @@ class Digits(Dataset[dict[str, Tensor]]):
 
 @functools.cache
 def _load() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits  # for seconds
+
     digits = load_digits()
     return torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)

@@ -69,11 +69,16 @@ def test_local_steps_vote() -> None:
     optimizer = distlion.LocalSteps(torch.optim.AdamW(torch.nn.Linear(2, 2).parameters()))
     wrapped = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
     assert frameworks.check_votes(wrapped, "VotingStrategy") is optimizer
+    with frameworks.hold_back(optimizer):
+        pass
+
+
+@pytest.mark.slow
+def test_local_steps_are_the_voter_of_a_trainer() -> None:
+    optimizer = distlion.LocalSteps(torch.optim.AdamW(torch.nn.Linear(2, 2).parameters()))
     transformers = importlib.import_module("distlion.integrations.transformers")
     trainer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
     assert transformers.VotingMixin.voter.fget(trainer) is optimizer
-    with frameworks.hold_back(optimizer):
-        pass
 
 
 def test_only_local_steps_vote_out_of_turn() -> None:

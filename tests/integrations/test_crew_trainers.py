@@ -27,9 +27,16 @@ from integrations.crew_jobs import (
     train_with_lightning,
     train_with_trainer,
 )
+from tiers import in_tiers
 
 
-@pytest.mark.parametrize("train", [train_with_trainer, train_with_lightning, train_with_accelerate])
+@pytest.mark.parametrize(
+    "train",
+    in_tiers(
+        [train_with_trainer, train_with_lightning, train_with_accelerate],
+        lambda train: train is train_with_trainer,
+    ),
+)
 def test_a_member_is_killed_and_a_newcomer_comes(train: Train, tmp_path: object) -> None:
     store = host_store()
     dead, *lived = start(be_member, MEMBERS, store.port, train, str(tmp_path), may_die=True)
@@ -75,6 +82,7 @@ def make_optimizer() -> tuple[RetryingLion, Any]:
     return optimizer, torch.optim.lr_scheduler.ConstantLR(inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "resume", "is_carried", "said"),
     [
@@ -114,6 +122,7 @@ def test_what_members_do_not_share_is_refused(
         trainer.train(resume)
 
 
+@pytest.mark.slow
 def test_other_processes_and_other_optimizers_are_refused(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +145,7 @@ def test_other_processes_and_other_optimizers_are_refused(
         CrewTrainer(model, arguments, optimizers=make_optimizer())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "said"),
     [({"ckpt_path": "last.ckpt"}, "ckpt_path='last.ckpt'"), ({"min_epochs": 2}, "min_epochs=2")],

@@ -18,7 +18,7 @@ import distlion
 from cluster import run_workers
 from integrations.job import Job
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "02_hf_trainer.py"
 
@@ -41,14 +41,12 @@ def run_example(rank: int, world_size: int, arguments: list[str]) -> dict[str, A
     }
 
 
-@pytest.mark.slow
 def test_example_trains(tmp_path: Path) -> None:
     arguments = ["--folder", str(tmp_path), "--steps", "4"]
     for found in run_workers(run_example, 2, arguments, timeout_s=120):
         assert found["kind"] == "DistributedLion" and found["steps"] == 4
 
 
-@pytest.mark.slow
 def test_example_resumes(tmp_path: Path) -> None:
     options = ["--folder", str(tmp_path), "--steps"]
     run_workers(run_example, 2, [*options, "4"], timeout_s=120)
@@ -57,7 +55,6 @@ def test_example_resumes(tmp_path: Path) -> None:
         assert found["losses"][-1] < found["losses"][0]
 
 
-@pytest.mark.slow
 def test_example_trains_without_its_three_lines(tmp_path: Path) -> None:
     arguments = ["--folder", str(tmp_path), "--steps", "4", "--before"]
     for found in run_workers(run_example, 2, arguments, timeout_s=120):
@@ -195,7 +192,6 @@ def read_state(trainer: Any) -> tuple[bytes, bytes]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", ["Trainer", "SFT"])
 def test_kinds_of_training_resume_with_equal_replicas(tmp_path: Path, group: str) -> None:
     kinds = [kind for kind in KINDS if kind.startswith("SFT") == (group == "SFT")]

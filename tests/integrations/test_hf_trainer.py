@@ -22,7 +22,7 @@ from integrations.hf_job import are_equal, error_of, load_momenta, make_trainer,
 from integrations.job import Job
 from integrations.refusals import flip
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 Facts = dict[str, Any]
 
@@ -268,7 +268,6 @@ def alone(two: Any, tmp_path_factory: pytest.TempPathFactory) -> Facts:
     return run_workers(ask_alone, 1, folder, saved, process_group=False, timeout_s=150)[0]
 
 
-@pytest.mark.slow
 def test_dropout_and_momenta_resume(two: Any) -> None:
     for facts in two[1]:
         assert facts["resumes with dropout"]
@@ -276,13 +275,11 @@ def test_dropout_and_momenta_resume(two: Any) -> None:
         assert not facts["told of one worker's state"]
 
 
-@pytest.mark.slow
 def test_buffers_begin_as_those_of_rank_0(two: Any) -> None:
     for facts in two[1]:
         assert facts["drawn buffers"] == [0.0, 0.0]
 
 
-@pytest.mark.slow
 def test_checkpoint_holds_a_momentum_of_each_worker(two: Any) -> None:
     files = two[1][0]["files"]
     assert "optimizer.pt" not in files and "scheduler.pt" not in files
@@ -294,14 +291,12 @@ def test_checkpoint_holds_a_momentum_of_each_worker(two: Any) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_best_model_is_loaded_and_old_checkpoints_are_removed(two: Any) -> None:
     for facts in two[1]:
         assert facts["is best"] and facts["best"] == "checkpoint-1"
         assert facts["kept"] == ["checkpoint-1"]
 
 
-@pytest.mark.slow
 def test_logged_norm_is_that_of_rank_0_before_clipping(two: Any) -> None:
     for facts in two[1][:1]:
         norms = facts["norms"]
@@ -310,33 +305,28 @@ def test_logged_norm_is_that_of_rank_0_before_clipping(two: Any) -> None:
         assert norms["clipped"][0] == norms["measured"][0] > 1e-2
 
 
-@pytest.mark.slow
 def test_replicas_that_differ_at_the_end_are_an_error(two: Any) -> None:
     for facts in two[1]:
         kind, text = facts["drift"]
         assert kind is errors.ReplicaMismatchError and "replicas differ" in text
 
 
-@pytest.mark.slow
 def test_measuring_the_norm_spreads_no_nan(two: Any) -> None:
     assert two[1][0]["abstains"] == [True, True]
     assert two[1][1]["abstains"] == [True, False]
 
 
-@pytest.mark.slow
 def test_folder_of_another_run_is_overwritten(two: Any) -> None:
     for facts in two[1]:
         assert facts["saved over another run"] == ["latest", "step-000000000004"]
 
 
-@pytest.mark.slow
 def test_incomplete_checkpoint_is_refused_by_all(two: Any) -> None:
     for facts in two[1]:
         kind, said = facts["incomplete"]
         assert kind is errors.CheckpointError and "checkpoint-2/distlion/latest" in said
 
 
-@pytest.mark.slow
 def test_damage_of_one_worker_is_refused_by_all_before_weights_are_loaded(two: Any) -> None:
     for facts in two[1]:
         kind, said, is_as_before = facts["damaged"]
@@ -344,7 +334,6 @@ def test_damage_of_one_worker_is_refused_by_all_before_weights_are_loaded(two: A
         assert is_as_before
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_the_optimizer_is_refused_with_what_is_loaded(two: Any) -> None:
     for facts in two[1]:
         kind, said, is_as_before = facts["another seed"]
@@ -353,27 +342,23 @@ def test_what_does_not_fit_the_optimizer_is_refused_with_what_is_loaded(two: Any
         assert not is_as_before
 
 
-@pytest.mark.slow
 def test_trainer_without_the_mixin_is_warned_of(two: Any) -> None:
     for facts in two[1]:
         assert facts["plain Trainer warns"]
 
 
-@pytest.mark.slow
 def test_checkpoint_of_a_trainer_without_the_mixin_is_refused(two: Any) -> None:
     for facts in two[1]:
         kind, said = facts["plain checkpoint"]
         assert kind is errors.CheckpointError and "VotingMixin saves the momenta" in said
 
 
-@pytest.mark.slow
 def test_model_under_ddp_is_refused(two: Any) -> None:
     for facts in two[1]:
         kind, said = facts["DDP"]
         assert kind is errors.UnsupportedTypeError and "DistributedDataParallel" in said
 
 
-@pytest.mark.slow
 def test_another_number_of_workers_is_refused_or_mapped(two: Any, alone: Facts) -> None:
     kind, said = alone["world change"]
     assert kind is errors.CheckpointError
@@ -384,18 +369,15 @@ def test_another_number_of_workers_is_refused_or_mapped(two: Any, alone: Facts) 
         assert torch.equal(mean, ((one.double() + other.double()) / 2).float())
 
 
-@pytest.mark.slow
 def test_one_process_trains_and_resumes(alone: Facts) -> None:
     assert alone["alone resumes"]
 
 
-@pytest.mark.slow
 def test_optimizer_takes_the_trainers_lr_and_weight_decay(alone: Facts) -> None:
     assert [group["lr"] for group in alone["groups"]] == [0.5, 0.5]
     assert [group["weight_decay"] for group in alone["groups"]] == [0.1, 0.0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "kind", "fragments"),
     [

@@ -13,6 +13,9 @@ from distlion.errors import InvalidArgumentError
 pytest.importorskip("transformers")
 from distlion.integrations.transformers import _OverGroups
 
+# To import the trainer takes seconds.
+pytestmark = pytest.mark.slow
+
 
 def make(**options: Any) -> distlion.LocalSteps:
     decayed, others = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))

@@ -12,7 +12,7 @@ from cluster import run_workers
 from integrations.exam import tell_place
 from integrations.local_job import EVERY, FRAMEWORKS, Ended, LocalJob, train_plainly, train_under
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 STEPS, SAVED_AT, EVALUATION = 8, 4, 5
 PACKAGES = {"Trainer": "transformers", "Accelerate": "accelerate", "Fabric": "lightning"}
 
@@ -50,7 +50,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_workers(sit, 2, "", jobs, timeout_s=90)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_framework_has_the_bits_of_a_plain_loop(framework: str, plain: Any, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(framework, "lightning"))

@@ -15,6 +15,9 @@ from distlion.errors import CheckpointError
 pytest.importorskip("lightning")
 from distlion.integrations import fabric
 
+# To import the trainer takes seconds.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def saved() -> Any:

@@ -21,7 +21,7 @@ from distlion.checkpoint.folder import encode_latest, find_checkpoint
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def start(recipe: str, *options: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -63,7 +63,6 @@ RESUMED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "options"), RESUMED, ids=lambda value: str(value)[:8])
 def test_a_recipe_that_goes_on_ends_with_the_same_bits(
     recipe: str, options: tuple[object, ...], tmp_path: Path
@@ -91,7 +90,6 @@ def forget(folder: Path, newest: Path) -> None:
     newest.rename(folder.parent / "taken away")
 
 
-@pytest.mark.slow
 def test_vit_learns_digits(tmp_path: Path) -> None:
     printed = run("vit.py", "--tiny", cwd=tmp_path)
     assert find(r"accuracy (\d\.\d+) of 261 pictures", printed) > 0.6
@@ -110,7 +108,6 @@ def draw_pictures(folder: Path) -> None:
             pixels.save(path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [(), ("--streaming", "--examples", 32)], ids=["", "stream"])
 def test_vit_reads_folders_of_pictures(streaming: tuple[object, ...], tmp_path: Path) -> None:
     draw_pictures(tmp_path / "data")
@@ -121,7 +118,6 @@ def test_vit_reads_folders_of_pictures(streaming: tuple[object, ...], tmp_path: 
     assert find(r"accuracy (\d\.\d+) of 16 pictures", printed) > 0.9
 
 
-@pytest.mark.slow
 def test_gpt2_learns_and_reads_files(tmp_path: Path) -> None:
     printed = run("gpt2.py", "--tiny", cwd=tmp_path)
     assert find(r"step 100  (\d\.\d+) nats", printed) < 3.5  # begins with ln 257 = 5.5
@@ -131,7 +127,6 @@ def test_gpt2_learns_and_reads_files(tmp_path: Path) -> None:
     assert find(r"step 40  (\d\.\d+) nats", printed) < 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lora", [(), ("--lora",)], ids=["full", "lora"])
 def test_instructions_are_learned_and_training_goes_on(
     lora: tuple[str, ...], tmp_path: Path
@@ -153,7 +148,6 @@ def load(recipe: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(recipe)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_workers_share_all_texts_but_those_held_out(
     size: int, monkeypatch: pytest.MonkeyPatch
@@ -171,7 +165,6 @@ def test_workers_share_all_texts_but_those_held_out(
         assert sorted(dealt) == sorted(text for text in whole if text not in held_out)
 
 
-@pytest.mark.slow
 def test_instructions_become_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -196,7 +189,6 @@ def test_instructions_become_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("instruct.py", (), "--data: a data set such as"),
     ],
 )
-@pytest.mark.slow
 def test_what_is_missing_is_said_in_a_line(
     recipe: str, options: tuple[str, ...], text: str, tmp_path: Path
 ) -> None:
@@ -205,7 +197,6 @@ def test_what_is_missing_is_said_in_a_line(
     assert text in finished.stderr
 
 
-@pytest.mark.slow
 def test_a_recipe_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, str(RECIPES / "gpt2.py"), "--tiny"],

@@ -26,6 +26,8 @@ from distlion.errors import UnsupportedTypeError
 
 pytest.importorskip("torchtitan")
 
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "replicas": Replicas(check_every=1)}
 
@@ -96,10 +98,7 @@ def train_and_resume(rank: int, world_size: int, replicas: int, folder: str) -> 
     return [describe(model, optimizers), describe(resumed, others), steps]
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("world_size", "replicas"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("world_size", "replicas"), [(2, 2), (4, 2)])
 def test_replicas_vote_and_every_momentum_comes_back(
     world_size: int, replicas: int, tmp_path: Path
 ) -> None:
@@ -126,7 +125,6 @@ def refuse_another_optimizer(rank: int, world_size: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.distributed
 def test_an_optimizer_that_does_not_vote_is_refused() -> None:
     assert all(run_workers(refuse_another_optimizer, 2, timeout_s=120))
 
@@ -137,7 +135,6 @@ def refuse_a_single_replica(rank: int, world_size: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.distributed
 def test_a_model_whose_replicas_are_one_is_refused() -> None:
     assert all(run_workers(refuse_a_single_replica, 2, timeout_s=120))
 
@@ -171,8 +168,6 @@ def list_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
             yield from list_tensors(each, f"{name}.{key}")
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
 def test_example_trains_and_resumes_under_torchtitans_trainer(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="torchtitan's models import Triton")
     printed = run_example("--steps=12", "--save-every=6", f"--folder={tmp_path}")
