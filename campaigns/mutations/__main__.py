@@ -1,4 +1,4 @@
-"""Plant each bug of the lists here in a copy of the package: some quick test must fail for each.
+"""Plant each bug of the lists here in a copy of the package: a test that it names must fail.
 
 python campaigns/mutations [WORDS OF A NAME]
 """
@@ -76,7 +76,8 @@ def place_endpoint(built: str | Path) -> None:
 def run_tests(python: Path, mutation: Mutation) -> int:
     """Return pytest's status."""
     tests = [str(ROOT / test) for test in mutation.test_paths]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    options = ["-x", "-q", "-p", "no:cacheprovider"]
+    options += ["-m", "slow" if mutation.is_slow else "not slow"]
     command = [python, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     if mutation.interprets:

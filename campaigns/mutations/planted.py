@@ -29,6 +29,7 @@ class Mutation:
         new: What stands there instead.
         tests: What must fail: paths below tests, or with the name of another folder in front as in
             ``FOLDERS``; with ``::`` and a test where one is enough.
+        is_slow: Whether they are slow: what notices it takes too long for the quick tier.
         interprets: Whether Triton's kernels are interpreted; slow tests are left out then.
     """
 
@@ -38,6 +39,7 @@ class Mutation:
     new: str
     tests: tuple[str, ...]
     interprets: bool = False
+    is_slow: bool = False
 
     @property
     def path(self) -> Path:

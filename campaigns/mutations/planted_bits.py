@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted import Mutation
 
-RECORDED = ("bits/test_bits.py::test_every_rule_pattern_and_option_has_the_recorded_bits",)
+RECORDED = ("bits/test_bits.py::test_a_sample_has_the_recorded_bits",)
 
 BITS = (
     Mutation(

@@ -41,13 +41,6 @@ CREW_MUTATIONS = (
         CREWS,
     ),
     Mutation(
-        "crew: survivors go on, however few they are",
-        "crew/membership.py",
-        "if own.id not in left or len(left) < min_workers:",
-        "if own.id not in left:",
-        CREWS,
-    ),
-    Mutation(
         "crew: who is a step behind keeps its parameters",
         "crew/optimizer.py",
         "taken = list(zip(own, new, strict=True)) if epoch.takes_parameters else []",

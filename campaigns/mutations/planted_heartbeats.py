@@ -71,4 +71,12 @@ HEARTBEATS = (
         "patience_s = limit_s",
         (f"{SILENT}::test_member_that_is_stopped_is_given_up_and_let_in_again",),
     ),
+    Mutation(
+        "crew: survivors go on, however few they are",
+        "crew/membership.py",
+        "    left = [member.id for member in before.members if member.id not in lost]\n",
+        "    left = [member.id for member in before.members if member.id not in lost]\n"
+        "    min_workers = 1\n",
+        ("crew/test_losses.py::test_one_worker_never_trains_alone",),
+    ),
 )

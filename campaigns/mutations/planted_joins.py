@@ -7,7 +7,6 @@ from planted import Mutation
 REPLIES = ("crew/test_replies.py",)
 DONOR = ("crew/test_donor.py",)
 JOINING = ("crew/test_joining.py",)
-JOINS = ("simulation/test_schedules.py::test_crews_that_newcomers_join_keep_all_rules",)
 
 JOIN_MUTATIONS = (
     Mutation(
@@ -43,7 +42,7 @@ JOIN_MUTATIONS = (
         "crew/donor.py",
         "            step = donor.read_step()\n            values",
         "            step = vars(self).setdefault('first', donor.read_step())\n            values",
-        JOINS,
+        DONOR,
     ),
     Mutation(
         "join: a newcomer follows a donor that is not among the most advanced",

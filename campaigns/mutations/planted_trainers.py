@@ -152,7 +152,8 @@ TRAINERS = (
         "integrations/lightning.py",
         "            trainer.should_stop = True\n",
         "            pass\n",
-        MEMBERS,
+        (f"{MEMBERS[0]}::test_a_member_is_killed_and_a_newcomer_comes[train_with_lightning]",),
+        is_slow=True,
     ),
     Mutation(
         "trainers: one member of a crew saves the model",
