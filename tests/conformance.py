@@ -11,7 +11,9 @@ import functools
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch import Generator, Tensor
 
@@ -19,6 +21,7 @@ from backends import CORES, INTERPRETS, TRUTH, Backend
 from distlion.kernels import Coefficients, Kernels, Segment
 from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
+from tiers import in_tiers
 
 MANY = (1, 7, 0, 63, 64, 65, 1023, 4099, 512, 8191, 1, 1)
 BUCKETS = ((0,), (0, 0), (1,), (7,), (63,), (64,), (65,), (1023,), (4099,), (8191,), MANY)
@@ -43,6 +46,20 @@ SIZES_AND_DTYPES = (
     *((sizes, DTYPES[index % len(DTYPES)]) for index, sizes in enumerate(BUCKETS)),
     *((MANY, dtypes) for dtypes in DTYPES),
 )
+
+
+def over_sample(argument: str, cases: Sequence[Any]) -> pytest.MarkDecorator:
+    """Let a test loop over a third of some cases in the quick tier, over others in the slow one.
+
+    Args:
+        argument: What the test calls the cases that it loops over.
+        cases: All of them.
+    """
+    rest = [case for number, case in enumerate(cases) if number % 3]
+    parts = [list(cases[::3]), rest]
+    return pytest.mark.parametrize(
+        argument, in_tiers(parts, lambda part: part is not rest), ids=["sample", "rest"]
+    )
 
 
 class Memory:

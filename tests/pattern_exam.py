@@ -53,6 +53,13 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     # More than what Link.all_gather sends to everybody at once.
     "large": {"vote_bytes": 1 << 16, "has_counts": False},
 }
+TRIALS = [
+    (n, sizes)
+    for n in WORLD_SIZES
+    for name, sizes in SHAPES.items()
+    if name != "large" or n in (2, 5)
+]
+"""Sums of large votes take seconds: they are of an even and of an odd number of workers."""
 
 
 class ByteSums:
@@ -111,8 +118,8 @@ class ByteSums:
 
     def _pack(self, sums: Tensor, n_votes: int) -> Tensor:
         """Write the bits of sums, plane after plane."""
-        planes = torch.arange((255 * n_votes).bit_length())[:, None]
-        bits = ((sums >> planes) & 1).numpy().astype(np.uint8)
+        planes = torch.arange((255 * n_votes).bit_length(), dtype=torch.int32)[:, None]
+        bits = ((sums.int() >> planes) & 1).numpy().astype(np.uint8)
         return torch.from_numpy(np.packbits(bits.reshape(-1), bitorder="little"))
 
     def _unpack(self, packed: Tensor) -> Tensor:
@@ -186,28 +193,26 @@ class Trial:
 
 def check_replies(pattern: Exchange) -> None:
     """Every rank gets the reply that one place would give to all votes, and who voted."""
-    for n in WORLD_SIZES:
-        for sizes in SHAPES.values():
-            trial = Trial(pattern, n, sizes)
-            for reply in trial.run():
-                assert reply.verdict == Verdict(Status.OK)
-                assert torch.equal(reply.payload, trial.expected)
-                if trial.shape.has_counts:
-                    assert torch.equal(reply.present, trial.present.sum(0))
-                assert torch.equal(reply.present > 0, trial.present.any(0))
+    for n, sizes in TRIALS:
+        trial = Trial(pattern, n, sizes)
+        for reply in trial.run():
+            assert reply.verdict == Verdict(Status.OK)
+            assert torch.equal(reply.payload, trial.expected)
+            if trial.shape.has_counts:
+                assert torch.equal(reply.present, trial.present.sum(0))
+            assert torch.equal(reply.present > 0, trial.present.any(0))
 
 
 def check_plans(pattern: Exchange) -> None:
     """A rank sends what the plan declares, in as many transfers, and all that is sent arrives."""
-    for n in WORLD_SIZES:
-        for sizes in SHAPES.values():
-            trial = Trial(pattern, n, sizes)
-            trial.run()
-            plans = [pattern.plan(trial.shape, rank) for rank in range(n)]
-            assert [link.counted for link in trial.links] == plans
-            assert sum(plan.sent_bytes - plan.received_bytes for plan in plans) == 0
-            assert pattern.plan_total(trial.shape) == sum(plan.sent_bytes for plan in plans)
-            assert trial.n_transfers == pattern.count_transfers(n)
+    for n, sizes in TRIALS:
+        trial = Trial(pattern, n, sizes)
+        trial.run()
+        plans = [pattern.plan(trial.shape, rank) for rank in range(n)]
+        assert [link.counted for link in trial.links] == plans
+        assert sum(plan.sent_bytes - plan.received_bytes for plan in plans) == 0
+        assert pattern.plan_total(trial.shape) == sum(plan.sent_bytes for plan in plans)
+        assert trial.n_transfers == pattern.count_transfers(n)
 
 
 def check_work(pattern: Exchange) -> None:

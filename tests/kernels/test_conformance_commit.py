@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from conformance import (
     conform,
     draw_words,
     make_bucket,
+    over_sample,
 )
 from distlion.kernels import Coefficients, Coin, Kernels, ReplyFormat, Segment
 from kernel_cases import REPLIES, ROUNDING, committing, moving_outwards
@@ -34,10 +36,16 @@ ROUNDED = (
 @pytest.mark.parametrize("wild", [False, True])
 @pytest.mark.parametrize(("reply_format", "planes"), REPLIES)
 @pytest.mark.parametrize("op", ["commit", "apply_reply"])
+@over_sample("cases", ROUNDED)
 def test_replies_are_applied_equally(
-    op: str, reply_format: ReplyFormat, planes: int, wild: bool, backend: Backend
+    cases: Sequence[Any],
+    op: str,
+    reply_format: ReplyFormat,
+    planes: int,
+    wild: bool,
+    backend: Backend,
 ) -> None:
-    for (sizes, dtypes), rounding in ROUNDED[len(OF_ONE) :] if wild else ROUNDED:
+    for (sizes, dtypes), rounding in cases:
         conform(
             backend,
             *committing(op, sizes, dtypes, reply_format, planes, rounding=rounding, wild=wild),
@@ -47,8 +55,11 @@ def test_replies_are_applied_equally(
 @over_others
 @pytest.mark.parametrize("wild", [False, True])
 @pytest.mark.parametrize("op", ["update_momentum", "step_alone"])
-def test_momenta_and_lone_steps_are_equal(op: str, wild: bool, backend: Backend) -> None:
-    for (sizes, dtypes), rounding in ROUNDED:
+@over_sample("cases", ROUNDED)
+def test_momenta_and_lone_steps_are_equal(
+    cases: Sequence[Any], op: str, wild: bool, backend: Backend
+) -> None:
+    for (sizes, dtypes), rounding in cases:
         case = committing(op, sizes, dtypes, ReplyFormat.SIGN, 1, rounding=rounding, wild=wild)
         conform(backend, *case)
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from backends import INTERPRETS, Backend, over_others
-from conformance import BIG, BUCKETS, MANY, conform
+from conformance import BIG, BUCKETS, MANY, conform, over_sample
 from kernel_cases import COUNTERS, counting
 
-WORKERS = (1, 2, 3, 4, 5, 8, 15, 16, 17, *(() if INTERPRETS else (33, 64, 1000, 4096)))
+WORKERS = (1, 2, 5, 8, 3, 15, 16, 4, 17, *(() if INTERPRETS else (64, 33, 1000, 4096)))
 over_counters = pytest.mark.parametrize("counter", COUNTERS)
 
 
 @over_others
 @over_counters
-def test_counts_of_any_number_of_workers_are_equal(counter: str, backend: Backend) -> None:
-    for n_workers in WORKERS:
+@over_sample("numbers", WORKERS)
+def test_counts_of_any_number_of_workers_are_equal(
+    numbers: Sequence[int], counter: str, backend: Backend
+) -> None:
+    for n_workers in numbers:
         sizes = (65, 3, 0, 64, 130, 1, 1, 7) if n_workers < 1000 else (65, 3, 64)
         conform(backend, *counting(counter, n_workers, sizes, share=0.6))
         if n_workers < 1000:  # the reference counts one by one
@@ -24,23 +29,26 @@ def test_counts_of_any_number_of_workers_are_equal(counter: str, backend: Backen
 
 
 WEIGHTS: tuple[tuple[int, ...], ...] = (
+    (2, 1, 1, 3),
     (3,),
     (1, 2),
-    (2, 1, 1, 3),
-    (7, 1, 4, 2, 2),
     (1,) * 20 + (19,),
+    (7, 1, 4, 2, 2),
     *(() if INTERPRETS else ((255, 255, 1), (255,) * 16)),
 )
 
 
 @over_others
 @over_counters
-def test_votes_that_count_several_times_are_counted_alike(counter: str, backend: Backend) -> None:
+@over_sample("rosters", WEIGHTS)
+def test_votes_that_count_several_times_are_counted_alike(
+    rosters: Sequence[tuple[int, ...]], counter: str, backend: Backend
+) -> None:
     """16 weights of 255 are 4,080 votes, of the 4,096 that the C++ core adds."""
     sizes = (65, 3, 0, 64, 130, 1, 1, 7)
     # The reference adds 4,080 votes one by one: once for few planes and once for many.
     is_between = counter in [f"levels of {planes} planes" for planes in range(2, 8)]
-    for weights in WEIGHTS:
+    for weights in rosters:
         n = len(weights)
         if is_between and sum(weights) > 1000:
             continue
@@ -62,11 +70,13 @@ def test_counts_of_any_size_are_equal(counter: str, backend: Backend) -> None:
 
 @over_others
 @over_counters
-def test_counts_of_shards_are_equal(counter: str, backend: Backend) -> None:
-    for n_shards in (2, 3, 7):
-        for shard in range(n_shards):
-            conform(backend, *counting(counter, 4, MANY, shard=(shard, n_shards), ties=True))
-            conform(backend, *counting(counter, 5, MANY, shard=(shard, n_shards), share=0.5))
+@over_sample("shards", [(shard, n_shards) for n_shards in (2, 3, 7) for shard in range(n_shards)])
+def test_counts_of_shards_are_equal(
+    shards: Sequence[tuple[int, int]], counter: str, backend: Backend
+) -> None:
+    for shard in shards:
+        conform(backend, *counting(counter, 4, MANY, shard=shard, ties=True))
+        conform(backend, *counting(counter, 5, MANY, shard=shard, share=0.5))
 
 
 @over_others

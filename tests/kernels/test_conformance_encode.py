@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from conformance import (
     conform,
     make_bucket,
     make_segments,
+    over_sample,
 )
 from distlion.kernels import Coefficients, Kernels, Segment
 from distlion.kernels.contract import EXP_AVG_DTYPES
@@ -28,8 +31,9 @@ over_encoders = pytest.mark.parametrize("encoder", ENCODERS)
 
 @over_others
 @over_encoders
-def test_votes_are_equal(encoder: str, backend: Backend) -> None:
-    for sizes, dtypes in SIZES_AND_DTYPES:
+@over_sample("cases", SIZES_AND_DTYPES)
+def test_votes_are_equal(cases: Sequence[Any], encoder: str, backend: Backend) -> None:
+    for sizes, dtypes in cases:
         flags, checks = conform(backend, *encoding(encoder, sizes, dtypes, wild=False))
         assert flags.all(), "these cases are to test votes"
         assert checks.all()
@@ -37,11 +41,36 @@ def test_votes_are_equal(encoder: str, backend: Backend) -> None:
 
 @over_others
 @over_encoders
-def test_votes_are_equal_where_numbers_are_not_finite(encoder: str, backend: Backend) -> None:
-    for dtypes in DTYPES:
+@over_sample("pairs", DTYPES)
+def test_votes_are_equal_where_numbers_are_not_finite(
+    pairs: Sequence[Any], encoder: str, backend: Backend
+) -> None:
+    for dtypes in pairs:
         conform(backend, *encoding(encoder, (65,), dtypes, wild=True))
         flags, _ = conform(backend, *encoding(encoder, MANY, dtypes, wild=True))
         assert not flags.all(), "these cases are to test what is not finite"
+
+
+@over_others
+def test_an_overflow_is_told_although_its_direction_is_masked(backend: Backend) -> None:
+    """The momentum is finite, and the direction until it is rounded to bfloat16."""
+    planes, encode = ENCODERS["directions in bfloat16"]
+
+    def run(k: Kernels, g: Generator, m: Memory) -> Tensor:
+        bucket = make_bucket((200,))
+        exp_avg = torch.zeros(200)
+        exp_avg[77] = 3.4e38
+        segment = Segment(
+            bucket.slots[0],
+            m.place(torch.zeros(200)),
+            m.place(-torch.ones(200)),
+            m.place(exp_avg),
+            Coefficients(0.9999, 0.5, 0.1, 0.0, cautious=True),
+        )
+        return encode(k, [segment], m.packed(bucket.n_blocks, planes))
+
+    (flags,) = conform(backend, "masked overflow", run)
+    assert not flags.any()
 
 
 @over_others

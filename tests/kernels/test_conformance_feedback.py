@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +22,7 @@ from conformance import (
     conform,
     make_bucket,
     make_segments,
+    over_sample,
 )
 from distlion.kernels import BlockVotes, Coefficients, Kernels, Segment
 from kernel_cases import (
@@ -32,6 +36,7 @@ from kernel_cases import (
     stepping_all,
     summing,
 )
+from tiers import in_tiers
 
 # One block of a scale, more, and less; 4,133 is a prime above 4,096.
 SIZES = (0, 1, 63, 64, 65, 4095, 4096, 4097, 4133, 20_011)
@@ -50,21 +55,23 @@ over_bounds = pytest.mark.parametrize("bound", list(BOUNDS))
 @over_others
 @over_kept
 @over_bits
-def test_votes_on_rests_are_equal(bits: int, kept: Kept, backend: Backend) -> None:
-    for sizes, dtypes in SIZES_AND_DTYPES:
+@over_sample("cases", (*SIZES_AND_DTYPES, *((SIZES, dtypes) for dtypes in DTYPES)))
+def test_votes_on_rests_are_equal(
+    cases: Sequence[Any], bits: int, kept: Kept, backend: Backend
+) -> None:
+    for sizes, dtypes in cases:
         flags, _ = conform(backend, *resting(bits, sizes, dtypes, wild=False, kept=kept))
         assert flags.all(), "these cases are to test votes"
-    for dtypes in DTYPES:
-        conform(backend, *resting(bits, SIZES, dtypes, wild=False, kept=kept))
 
 
 @over_others
 @over_kept
 @over_bits
+@over_sample("pairs", DTYPES)
 def test_votes_on_rests_are_equal_where_numbers_are_not_finite(
-    bits: int, kept: Kept, backend: Backend
+    pairs: Sequence[Any], bits: int, kept: Kept, backend: Backend
 ) -> None:
-    for dtypes in DTYPES:
+    for dtypes in pairs:
         conform(backend, *resting(bits, (65,), dtypes, wild=True, kept=kept))
         flags, _ = conform(backend, *resting(bits, MANY, dtypes, wild=True, kept=kept))
         assert not flags.all(), "these cases are to test what is not finite"
@@ -90,15 +97,20 @@ def test_votes_on_rests_do_not_depend_on_threads(
 # Stochastic signs.
 
 
+DRAWN = (
+    *((sizes, dtypes, False) for sizes, dtypes in SIZES_AND_DTYPES),
+    *((SIZES, dtypes, False) for dtypes in DTYPES),
+    *((MANY, dtypes, True) for dtypes in DTYPES),
+    (BIG, (torch.bfloat16, torch.float32), False),
+)
+
+
 @over_others
 @over_bounds
-def test_stochastic_signs_are_equal(bound: str, backend: Backend) -> None:
-    for sizes, dtypes in SIZES_AND_DTYPES:
-        conform(backend, *drawing(bound, sizes, dtypes, wild=False))
-    for dtypes in DTYPES:
-        conform(backend, *drawing(bound, SIZES, dtypes, wild=False))
-        conform(backend, *drawing(bound, MANY, dtypes, wild=True))
-    conform(backend, *drawing(bound, BIG, (torch.bfloat16, torch.float32), wild=False))
+@over_sample("cases", DRAWN)
+def test_stochastic_signs_are_equal(cases: Sequence[Any], bound: str, backend: Backend) -> None:
+    for sizes, dtypes, wild in cases:
+        conform(backend, *drawing(bound, sizes, dtypes, wild=wild))
 
 
 @over_cores
@@ -130,7 +142,9 @@ def draw_tie(n: int, g: Generator) -> Tensor:
 
 @over_others
 @over_bits
-@pytest.mark.parametrize(("n", "trials"), [(4096, 60), (HIGH, 40)])
+@pytest.mark.parametrize(
+    ("n", "trials"), in_tiers([(4096, 60), (HIGH, 40)], lambda case: case[0] < HIGH)
+)
 def test_sums_are_the_same_tree(n: int, trials: int, bits: int, backend: Backend) -> None:
     if backend.is_interpreted:
         pytest.skip("its sums are plain torch, its directions slow")
@@ -294,7 +308,7 @@ def test_steps_do_not_depend_on_threads(bits: int, n_threads: int, backend: Back
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 def test_feedback_of_any_bucket_is_equal(
     sizes: list[int],
     bits: int,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import mmap
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from distlion.errors import KernelBackendError
 from distlion.kernels import ReplyFormat, Segment, cpu
 from distlion.kernels.cpu import INSTRUCTION_SETS, Core, CpuKernels
 from distlion.layout import Slot
+from forked_programs import Programs
 
 core = KERNELS._core
 
@@ -64,7 +64,9 @@ def test_apply_reply_does_not_touch_the_momentum(tmp_path: Path) -> None:
         del segments, exp_avg
 
 
-def test_where_no_thread_may_be_had_the_work_is_done_all_the_same() -> None:
+def test_where_no_thread_may_be_had_the_work_is_done_all_the_same(
+    programs: Programs, tmp_path: Path
+) -> None:
     program = """
 import resource, torch
 from distlion.kernels.cpu import CpuKernels
@@ -78,10 +80,8 @@ with open("/proc/self/statm") as statm:
 resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)
 print(int(kernels.digests([data])) == expected)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
+    ended = programs.run(program, tmp_path)
+    assert (ended.status, ended.text.strip()) == (0, "True")
 
 
 def test_no_thread_counts_as_one() -> None:

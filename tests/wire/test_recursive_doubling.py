@@ -85,9 +85,9 @@ def vote(
 
 
 def is_sampled(case: tuple[str, int]) -> bool:
-    """Return whether a case is quick: a third of the sizes of each rule, the rules of each size."""
+    """Return whether a case is quick: two sizes of each rule, and some rules of each size."""
     name, n = case
-    return (list(RULES).index(name) + n) % 3 == 0
+    return (3 * list(RULES).index(name) + n) % 8 == 0
 
 
 @pytest.mark.parametrize(("name", "n"), in_tiers(itertools.product(RULES, WORLD_SIZES), is_sampled))
