@@ -290,10 +290,7 @@ def is_recorded(case: Case) -> bool:
 
 
 def pick_quick_cases() -> list[Case]:
-    """Return few cases with every rule, option and pattern but crews.
-
-    Rules that differ from a representative in a number of bits train in one process alone.
-    """
+    """Return a sample: every pattern but crews, and each second option, by rules in turn."""
     assert len(REPRESENTATIVES) >= len(FURTHER_OPTIONS)
     picked = list(zip(REPRESENTATIVES, itertools.cycle(FURTHER_OPTIONS), strict=False))
     picked += zip(reversed(REPRESENTATIVES), OPTIONS, strict=False)
@@ -303,18 +300,7 @@ def pick_quick_cases() -> list[Case]:
         Case(rule, of_all_rules[(number + number // len(OPTIONS)) % len(of_all_rules)], option)
         for number, (rule, option) in enumerate(picked)
     ]
-    cases += _pick_doubled()
-    virtual = [
-        name
-        for name, option in (OPTIONS | FURTHER_OPTIONS).items()
-        if VIRTUAL in _patterns_of("majority", name)
-    ]
-    pairs = list(zip(REPRESENTATIVES, itertools.cycle(virtual), strict=False))
-    others = [rule for rule in RULES if rule not in REPRESENTATIVES]
-    of_all = [name for name in virtual if name in OPTIONS]
-    pairs += zip(others, itertools.cycle(of_all), strict=False)
-    cases += [Case(rule, VIRTUAL, option) for rule, option in pairs]
-    return list(dict.fromkeys(cases + _pick_spare()))
+    return list(dict.fromkeys([*cases[::2], *_pick_doubled()[:1], *_pick_spare()[::2]]))
 
 
 def _pick_doubled() -> list[Case]:

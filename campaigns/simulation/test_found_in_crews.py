@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
 from simulation.network import Delays
+from tiers import in_tiers
 
 GOAL = 4
 
@@ -50,15 +52,12 @@ def list_endings(outcome: CrewOutcome) -> list[str]:
     return [outcome.diaries[number].ending for number in sorted(outcome.diaries)]
 
 
-def test_those_that_ask_begin_without_the_first_if_it_is_lost() -> None:
-    n_lost_there = 0
-    for seed in range(1):
-        for after in range(8, 20):
-            fault = CrewFault("die", 0, "forming", 0, after)
-            outcome = play_crew(make_crew_plan(seed, fault))
-            assert find_crew_violations(outcome) == []
-            n_lost_there += bool(outcome.fired) and not outcome.diaries[0].entries
-    assert n_lost_there > 0
+@pytest.mark.parametrize("after", in_tiers(range(8, 20), lambda after: after % 4 == 0))
+def test_those_that_ask_begin_without_the_first_if_it_is_lost(after: int) -> None:
+    fault = CrewFault("die", 0, "forming", 0, after)
+    outcome = play_crew(make_crew_plan(0, fault))
+    assert find_crew_violations(outcome) == []
+    assert outcome.fired and not outcome.diaries[0].entries
 
 
 def test_who_met_others_in_vain_brings_no_parameters() -> None:
@@ -69,14 +68,16 @@ def test_who_met_others_in_vain_brings_no_parameters() -> None:
         assert list_endings(outcome) == ["died", "finished", "finished"]
 
 
-@pytest.mark.parametrize("victim", range(3))
-def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int) -> None:
-    for seed in range(1, 4):
-        cut = CrewFault("split", victim, "training", 0, 10)
-        outcome = play_crew(make_crew_plan(seed, cut))
-        assert len(outcome.fired) == 1
-        endings = list_endings(outcome)
-        assert endings.count("finished") == 2 and endings[victim] == "raised", endings
+@pytest.mark.parametrize(
+    ("victim", "seed"),
+    in_tiers(itertools.product(range(3), range(1, 4)), lambda case: case in ((0, 1), (2, 2))),
+)
+def test_others_go_on_without_a_worker_that_reaches_the_store_alone(victim: int, seed: int) -> None:
+    cut = CrewFault("split", victim, "training", 0, 10)
+    outcome = play_crew(make_crew_plan(seed, cut))
+    assert len(outcome.fired) == 1
+    endings = list_endings(outcome)
+    assert endings.count("finished") == 2 and endings[victim] == "raised", endings
 
 
 def test_who_waits_itself_does_not_say_that_it_trains() -> None:
@@ -104,13 +105,14 @@ def test_a_store_that_is_lost_ends_all_with_an_error_of_ours(moment: Any) -> Non
     assert set(list_endings(outcome)) == {"raised"}
 
 
-def test_others_meet_while_the_process_of_a_script_that_failed_lives_on() -> None:
-    for seed in range(6):  # by which the process lives on for long, or not
-        left = CrewFault("leave", 1, "training", 2, 0)
-        plan = make_crew_plan(seed, left, comings=(Coming(1, 0.0),), compute_s=1.0)
-        outcome = play_crew(plan)
-        assert find_crew_violations(outcome) == []
-        assert list_endings(outcome) == ["finished", "left", "finished", "finished"]
+# By the seed the process lives on for long, or not.
+@pytest.mark.parametrize("seed", in_tiers(range(6), lambda seed: seed < 2))
+def test_others_meet_while_the_process_of_a_script_that_failed_lives_on(seed: int) -> None:
+    left = CrewFault("leave", 1, "training", 2, 0)
+    plan = make_crew_plan(seed, left, comings=(Coming(1, 0.0),), compute_s=1.0)
+    outcome = play_crew(plan)
+    assert find_crew_violations(outcome) == []
+    assert list_endings(outcome) == ["finished", "left", "finished", "finished"]
 
 
 def test_a_worker_without_a_place_hears_that_the_run_is_over() -> None:
@@ -121,36 +123,34 @@ def test_a_worker_without_a_place_hears_that_the_run_is_over() -> None:
     assert "the run is over" in error[1]
 
 
-def test_workers_who_are_too_many_do_not_keep_the_others_from_training() -> None:
-    for seed in range(4):
-        died = CrewFault("die", 0, "committed", 1, 0, restarts_after_s=1.0)
-        plan = make_crew_plan(seed, died, max_workers=3, starts_s=(0.0,) * 4, goal=8)
-        outcome = play_crew(replace(plan, compute_s=1.0, comings=(Coming(1, 0.0),)))
-        assert find_crew_violations(outcome) == []
-        assert outcome.virtual_s < 60
+@pytest.mark.parametrize("seed", in_tiers(range(4), lambda seed: seed == 0))
+def test_workers_who_are_too_many_do_not_keep_the_others_from_training(seed: int) -> None:
+    died = CrewFault("die", 0, "committed", 1, 0, restarts_after_s=1.0)
+    plan = make_crew_plan(seed, died, max_workers=3, starts_s=(0.0,) * 4, goal=8)
+    outcome = play_crew(replace(plan, compute_s=1.0, comings=(Coming(1, 0.0),)))
+    assert find_crew_violations(outcome) == []
+    assert outcome.virtual_s < 60
 
 
-def test_survivors_decide_once() -> None:
-    for seed in range(5):
-        fault = CrewFault("die", 0, "training", 0, 15 + seed)
-        outcome = play_crew(make_crew_plan(seed, fault, starts_s=(0.0,) * 5))
-        assert len(outcome.fired) == 1
-        assert find_crew_violations(outcome) == []
-        assert list_endings(outcome) == ["died", *["finished"] * 4]
-        epochs = {entry.number for diary in outcome.diaries.values() for entry in diary.entries}
-        assert len(epochs) == 2
+@pytest.mark.parametrize("seed", in_tiers(range(5), lambda seed: seed in (0, 3)))
+def test_survivors_decide_once(seed: int) -> None:
+    fault = CrewFault("die", 0, "training", 0, 15 + seed)
+    outcome = play_crew(make_crew_plan(seed, fault, starts_s=(0.0,) * 5))
+    assert len(outcome.fired) == 1
+    assert find_crew_violations(outcome) == []
+    assert list_endings(outcome) == ["died", *["finished"] * 4]
+    epochs = {entry.number for diary in outcome.diaries.values() for entry in diary.entries}
+    assert len(epochs) == 2
 
 
-def test_an_epoch_that_could_not_be_formed_is_not_tried_again() -> None:
-    n_failed = 0
-    for seed in range(8):
-        first = CrewFault("die", 0, "training", 0, 20)
-        second = CrewFault("die", 1, "forming", 1, 6 + seed)
-        outcome = play_crew(make_crew_plan(seed, first, second, starts_s=(0.0,) * 4))
-        assert find_crew_violations(outcome) == []
-        tried = {number for diary in outcome.diaries.values() for number, _ in diary.tried}
-        n_failed += len(tried - {0}) > 2
-    assert n_failed > 0
+@pytest.mark.parametrize("seed", in_tiers(range(8), lambda seed: seed % 4 == 0))
+def test_an_epoch_that_could_not_be_formed_is_not_tried_again(seed: int) -> None:
+    first = CrewFault("die", 0, "training", 0, 20)
+    second = CrewFault("die", 1, "forming", 1, 6 + seed)
+    outcome = play_crew(make_crew_plan(seed, first, second, starts_s=(0.0,) * 4))
+    assert find_crew_violations(outcome) == []
+    tried = {number for diary in outcome.diaries.values() for number, _ in diary.tried}
+    assert len(tried - {0}) > 2
 
 
 TURNOVER = [CrewFault("die", each, "committed", 2 + 10 * each, 0) for each in range(3)]
@@ -158,19 +158,19 @@ LATER = tuple(Coming(3 + 10 * each, 0.5) for each in range(3))
 """Once all have died that began the run, those train that were let in by others."""
 
 
-def test_spares_do_not_begin_anew_beside_a_crew_that_is_full() -> None:
+@pytest.mark.parametrize("seed", in_tiers(range(1, 4), lambda seed: seed == 1))
+def test_spares_do_not_begin_anew_beside_a_crew_that_is_full(seed: int) -> None:
     spares = (Coming(45, 0.0), Coming(45, 0.1))
-    for seed in range(1, 4):
-        plan = make_crew_plan(
-            seed, *TURNOVER, comings=LATER + spares, goal=80, max_workers=3, compute_s=0.5
-        )
-        outcome = play_crew(plan)
-        assert len(outcome.fired) == 3
-        assert find_crew_violations(outcome) == []
-        for number in (3, 4, 5):
-            steps = [entry.step for entry in outcome.diaries[number].entries]
-            assert steps == sorted(steps)
-        assert [outcome.diaries[number].ending for number in (3, 4, 5)] == ["finished"] * 3
+    plan = make_crew_plan(
+        seed, *TURNOVER, comings=LATER + spares, goal=80, max_workers=3, compute_s=0.5
+    )
+    outcome = play_crew(plan)
+    assert len(outcome.fired) == 3
+    assert find_crew_violations(outcome) == []
+    for number in (3, 4, 5):
+        steps = [entry.step for entry in outcome.diaries[number].entries]
+        assert steps == sorted(steps)
+    assert [outcome.diaries[number].ending for number in (3, 4, 5)] == ["finished"] * 3
 
 
 def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
@@ -209,7 +209,12 @@ def test_a_newcomer_that_reaches_the_store_alone_is_left_out_after_one_try(ways:
     assert max(later - time_s for time_s, later in pairwise(committed_s)) < 6
 
 
-def test_who_wakes_as_others_begin_an_epoch_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "moments", in_tiers([[2.65], [2.63, 2.67, 2.69]], lambda each: len(each) == 1)
+)
+def test_who_wakes_as_others_begin_an_epoch_is_let_in(
+    moments: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     find, n_late = Membership._ask, 0
 
     def ask_late(membership: Membership, own: Member, *args: Any) -> Epoch:
@@ -219,7 +224,7 @@ def test_who_wakes_as_others_begin_an_epoch_is_let_in(monkeypatch: pytest.Monkey
         return find(membership, own, *args)
 
     monkeypatch.setattr(Membership, "_ask", ask_late)
-    for seconds in (2.63, 2.65, 2.67, 2.69):
+    for seconds in moments:
         held = CrewFault("stop", 1, "training", 0, 20, seconds=seconds)
         outcome = play_crew(make_crew_plan(1, held, goal=100))
         assert len(outcome.fired) == 1
