@@ -14,6 +14,7 @@ import distlion
 from cluster import WorkerDiedError
 from crews import OPTIONS, await_members, draw_loss, host_store, make_crew, make_model, start
 from distlion.errors import CheckpointError
+from tiers import in_tiers
 
 LOST_AT, SAVED_AT, GOAL = 5, 10, 20
 
@@ -53,7 +54,9 @@ def resume(rank: int, size: int, port: int, folder: str, on_world_change: Any) -
     return found.step, loaded, [param.detach().clone() for param in model.parameters()]
 
 
-@pytest.mark.parametrize(("size", "on_world_change"), [(2, "raise"), (3, "mean")])
+@pytest.mark.parametrize(
+    ("size", "on_world_change"), in_tiers([(2, "raise"), (3, "mean")], lambda case: case[0] == 3)
+)
 def test_a_crew_resumes_what_a_crew_has_saved(
     tmp_path: Path, size: int, on_world_change: str
 ) -> None:
@@ -76,6 +79,7 @@ def refuse(rank: int, size: int, port: int, folder: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_another_number_of_members_has_to_be_allowed(tmp_path: Path) -> None:
     store, folder = host_store(), str(tmp_path / "saved")
     start(train_and_save, 3, store.port, folder, may_die=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from crews import await_members, host_store, make_crew, start
 from distlion import Agreement
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 FLIPPER, GOAL, COME = 1, 60, 25
 

@@ -24,6 +24,7 @@ from crews import (
 )
 from distlion import Timeouts, faults
 from distlion.crew import CrewLion
+from tiers import in_tiers
 
 GOAL = 40
 COME_BY = 25
@@ -110,7 +111,10 @@ def play(who: Who, point: faults.FormingPoint, how: signal.Signals) -> None:
 
 @pytest.mark.parametrize(
     ("who", "point"),
-    [("first", "arrive"), ("another", "connect"), ("first", "broadcast"), ("newcomer", "load")],
+    in_tiers(
+        [("first", "arrive"), ("another", "connect"), ("first", "broadcast"), ("newcomer", "load")],
+        lambda case: case[1] in ("connect", "load"),
+    ),
 )
 def test_others_go_on_when_a_worker_is_killed_while_an_epoch_is_formed(
     who: Who, point: faults.FormingPoint
@@ -152,6 +156,7 @@ def play_newcomer_that_is_stopped(point: faults.FormingPoint) -> None:
         assert result["epochs"][GOAL] == newcomer["epochs"][GOAL]
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_is_stopped_while_it_joins_comes_in_when_it_wakes() -> None:
     play_newcomer_that_is_stopped("load")
 

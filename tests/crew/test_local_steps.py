@@ -37,6 +37,7 @@ from local_crews import (
     train,
 )
 from local_runs import are_equal
+from tiers import in_tiers
 
 IN_A_LOCAL_STEP = "in a local step"
 KINDS: dict[str, dict[str, Any]] = {
@@ -83,13 +84,16 @@ def strike_one(
 
 @pytest.mark.parametrize(
     ("name", "point"),
-    [
-        ("plain", IN_A_LOCAL_STEP),
-        ("residuals, momentum", "before_step"),
-        ("estimates", "framed"),
-        ("momentum", "before_commit"),
-        ("plain", "after_commit"),
-    ],
+    in_tiers(
+        [
+            ("plain", IN_A_LOCAL_STEP),
+            ("residuals, momentum", "before_step"),
+            ("estimates", "framed"),
+            ("momentum", "before_commit"),
+            ("plain", "after_commit"),
+        ],
+        lambda case: case[1] in (IN_A_LOCAL_STEP, "framed"),
+    ),
 )
 def test_others_vote_again_when_a_worker_is_killed(name: str, point: str) -> None:
     store = host_store()
@@ -105,7 +109,10 @@ def test_others_vote_again_when_a_worker_is_killed(name: str, point: str) -> Non
         assert sizes[STRUCK_AT + 2] == 2
 
 
-@pytest.mark.parametrize("point", [IN_A_LOCAL_STEP, "before_step"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point", in_tiers([IN_A_LOCAL_STEP, "before_step"], lambda point: point == "before_step")
+)
 def test_a_worker_that_was_stopped_comes_back_at_a_vote(point: str) -> None:
     store = host_store()
     name = "residuals, momentum"
@@ -146,7 +153,9 @@ def strike_while_forming(
     return {**result, "struck": store.add("struck", 0)}
 
 
-@pytest.mark.parametrize("point", ["arrive", "broadcast", "load"])
+@pytest.mark.parametrize(
+    "point", in_tiers(["arrive", "broadcast", "load"], lambda point: point == "broadcast")
+)
 def test_others_go_on_when_a_worker_is_killed_while_an_epoch_is_formed(point: str) -> None:
     store = host_store()
     outcomes = start(strike_while_forming, 4, store.port, point, may_die=True)
@@ -179,13 +188,16 @@ def join_late(rank: int, size: int, port: int, name: str, has_last_vote: bool) -
 
 @pytest.mark.parametrize(
     ("name", "has_last_vote"),
-    [
-        ("residuals, momentum", False),
-        ("estimates", False),
-        ("muon and adamw", False),
-        ("plain", True),
-        ("momentum", True),
-    ],
+    in_tiers(
+        [
+            ("residuals, momentum", False),
+            ("estimates", False),
+            ("muon and adamw", False),
+            ("plain", True),
+            ("momentum", True),
+        ],
+        lambda case: case in (("residuals, momentum", False), ("plain", True)),
+    ),
 )
 def test_a_newcomer_begins_where_the_others_are(name: str, has_last_vote: bool) -> None:
     store = host_store()
@@ -219,6 +231,7 @@ def vote_on_nothing(rank: int, size: int, port: int) -> dict[str, Any]:
     return train(crew, seed=rank, size=size - 1, each=act)
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_not_let_in_where_nothing_is_voted_on_but_at_the_next_vote() -> None:
     store = host_store()
     results = start(vote_on_nothing, 3, store.port)
@@ -330,7 +343,9 @@ def replay(results: list[dict[str, Any]], name: str) -> None:
             assert are_equal(mine, kept), key
 
 
-@pytest.mark.parametrize("name", ["residuals, momentum", "estimates"])
+@pytest.mark.parametrize(
+    "name", in_tiers(["residuals, momentum", "estimates"], lambda name: name == "estimates")
+)
 def test_a_run_whose_members_changed_is_replayed_bit_for_bit(name: str) -> None:
     store = host_store()
     dead, *results = start(replayed, 4, store.port, name, may_die=True)

@@ -14,6 +14,7 @@ from crews import await_members, draw_loss, host_store, make_crew, make_model, s
 from distlion.crew import CrewLocalSteps
 from distlion.errors import CheckpointError
 from local_runs import are_equal
+from tiers import in_tiers
 
 EVERY, SAVED_AT, GOAL = 4, 10, 22
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -85,7 +86,7 @@ def resume_whole(rank: int, size: int, port: int, folder: str, name: str) -> Any
         return place, loaded, run.tensors()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", in_tiers(OPTIONS, lambda name: name == "estimates"))
 def test_a_crew_resumes_inside_of_a_period_to_the_bits_of_an_uninterrupted_run(
     tmp_path: Path, name: str
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_crew_resumes_inside_of_a_period_to_the_bits_of_an_uninterrupted_run(
         assert are_equal(resumed, whole)
 
 
+@pytest.mark.slow
 def test_another_number_of_members_goes_on_from_the_common_point(tmp_path: Path) -> None:
     store, folder, name = host_store(), str(tmp_path), "residuals, momentum"
     start(save, 2, store.port, folder, name)

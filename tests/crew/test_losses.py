@@ -30,6 +30,7 @@ from distlion import faults
 from distlion.crew import CrewLion
 from distlion.errors import CrewError, ReplicaMismatchError, StepError
 from failures import count_looks_as_time, note_extensions
+from tiers import in_tiers
 
 
 def die_at(rank: int, size: int, port: int, name: str, point: faults.Point) -> dict[str, Any]:
@@ -51,13 +52,16 @@ def die_at(rank: int, size: int, port: int, name: str, point: faults.Point) -> d
 
 @pytest.mark.parametrize(
     ("name", "point"),
-    [
-        ("majority", "before_step"),
-        ("feedback", "before_commit"),
-        ("server", "framed"),
-        ("overlap", "after_encode"),
-        ("majority", "after_commit"),
-    ],
+    in_tiers(
+        [
+            ("majority", "before_step"),
+            ("feedback", "before_commit"),
+            ("server", "framed"),
+            ("overlap", "after_encode"),
+            ("majority", "after_commit"),
+        ],
+        lambda case: case[0] in ("feedback", "overlap"),
+    ),
 )
 def test_others_go_on_when_a_worker_is_killed(name: str, point: faults.Point) -> None:
     store = host_store()
@@ -97,6 +101,7 @@ def leave_with_an_error(rank: int, size: int, port: int) -> dict[str, Any]:
     return train(crew, OPTIONS["majority"], seed=rank, each=fail)
 
 
+@pytest.mark.slow
 def test_log_has_the_words_of_a_worker_that_left_by_itself() -> None:
     store = host_store()
     left, *results = start(leave_with_an_error, 3, store.port, may_die=True)
@@ -140,6 +145,7 @@ def test_survivors_whose_parameters_differ_are_told_and_nothing_is_overwritten()
         assert len(culprits) == 1
 
 
+@pytest.mark.slow
 def test_where_replicas_are_repaired_survivors_take_what_the_majority_has() -> None:
     store = host_store()
     dead, *results = start(differ, 4, store.port, "repair", may_die=True)
@@ -199,6 +205,7 @@ def be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
     return {**train(crew, OPTIONS["majority"], seed=rank, goal=goal, each=act), "struck": woken}
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_comes_back_with_the_parameters_of_the_others() -> None:
     store = host_store()
     results = start(be_stopped, 3, store.port)
@@ -229,6 +236,7 @@ def be_busy(rank: int, size: int, port: int) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 def test_a_member_that_is_busy_elsewhere_is_waited_for() -> None:
     store = host_store()
     results = start(be_busy, 3, store.port)
@@ -313,6 +321,7 @@ def lose_one_in_a_save(rank: int, size: int, port: int, folder: Path) -> tuple[l
     return failed, b"".join(bytes(param.detach().numpy()) for param in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_loss_while_a_checkpoint_is_saved_ends_nobody_who_expects_it(tmp_path: Path) -> None:
     store = host_store()
     folder = tmp_path / "checkpoint"

@@ -140,14 +140,8 @@ def test_machine_that_loses_a_process_leaves_and_another_comes(lane: int, point:
     lose_a_process(lane, point, are_sharded=True)
 
 
-@pytest.mark.parametrize(
-    ("lane", "point"),
-    [
-        (0, "framed"),
-        pytest.param(1, "framed", marks=pytest.mark.slow),
-        pytest.param(1, "counted", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("lane", "point"), [(0, "framed"), (1, "framed"), (1, "counted")])
 def test_machine_with_whole_parameters_is_lost_as_a_whole_too(lane: int, point: Any) -> None:
     lose_a_process(lane, point, are_sharded=False)
 
@@ -233,7 +227,8 @@ def be_stopped(rank: int, size: int, port: int, lane_stopped: int) -> dict[str, 
         raise
 
 
-@pytest.mark.parametrize("lane", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", [1, 0])
 def test_machine_one_of_whose_processes_is_silent_leaves(lane: int) -> None:
     store = host_store()
     results = start(be_stopped, 3 * LANES, store.port, lane, may_die=True, timeout_s=120)
@@ -270,6 +265,7 @@ def be_late(rank: int, size: int, port: int) -> dict[str, Any]:
     return train_machine(crew, mesh, {}, seed=machine, goal=GOAL, size=size // LANES, each=act)
 
 
+@pytest.mark.slow
 def test_machine_whose_process_was_only_late_comes_back_with_its_momenta() -> None:
     store = host_store()
     results = start(be_late, 3 * LANES, store.port)
@@ -344,6 +340,7 @@ def come_with_others(rank: int, size: int, port: int) -> Any:
     return train_machine(crew, mesh, {}, seed=machine, goal=GOAL, each=act)
 
 
+@pytest.mark.slow
 def test_machine_of_another_number_of_processes_is_refused_with_both_numbers() -> None:
     store = host_store()
     *results, refused = start(come_with_others, 2 * LANES + 1, store.port)

@@ -25,6 +25,7 @@ from distlion.checkpoint.identity import identify, list_loaded, note_loaded
 from distlion.crew import CrewLion
 from distlion.crew.admission import list_asks
 from distlion.errors import CrewError
+from tiers import in_tiers
 
 
 def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dict[str, Any]:
@@ -55,7 +56,10 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
 
 @pytest.mark.parametrize(
     ("name", "newcomers"),
-    [("majority", "zeros"), ("feedback", "donor"), ("overlap", "mean")],
+    in_tiers(
+        [("majority", "zeros"), ("feedback", "donor"), ("overlap", "mean")],
+        lambda case: case[0] == "overlap",
+    ),
 )
 def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) -> None:
     store = host_store()

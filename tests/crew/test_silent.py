@@ -68,7 +68,7 @@ def be_stopped(
 @pytest.mark.parametrize(
     ("point", "exchange"),
     [
-        ("before_step", distlion.AllReduce()),
+        pytest.param("before_step", distlion.AllReduce(), marks=pytest.mark.slow),
         ("framed", distlion.AllReduce()),
         # The votes of the others wait for it, and are all that it needs.
         ("after_commit", distlion.AllGather()),
@@ -114,6 +114,7 @@ def come_and_be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:
     return train(crew, options, seed=rank, size=2, each=each)
 
 
+@pytest.mark.slow
 def test_newcomer_that_is_stopped_is_given_up_and_let_in_again() -> None:
     store = host_store()
     *members, newcomer = start(come_and_be_stopped, 3, store.port)

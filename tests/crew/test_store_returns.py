@@ -303,6 +303,7 @@ def come_late(rank: int, size: int, port: int) -> Any:
         return str(error)
 
 
+@pytest.mark.slow
 def test_a_store_in_which_newcomers_have_begun_another_run_ends_the_members() -> None:
     control = host_store()
     with next_store(control):
