@@ -13,6 +13,7 @@ import torch
 from checkpoint.runs import Run
 from cluster import WorkerDiedError, run_workers
 from distlion import errors, faults
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -35,7 +36,7 @@ def save_twice(rank: int, world_size: int, folder: str, kill_at: int) -> int:
     return len(places)
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", in_tiers([20, 1], lambda every: every > 1))
 def test_a_save_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
     tmp_path: Path, every: int
 ) -> None:

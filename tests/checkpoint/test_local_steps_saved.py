@@ -19,6 +19,7 @@ from cluster import WorkerDiedError, run_workers
 from distlion import faults
 from distlion.errors import CheckpointError, PeerLostError
 from local_runs import EVERY, are_equal
+from tiers import in_tiers
 
 AT, STEPS = EVERY + 1, 3 * EVERY + 1
 KINDS: dict[str, dict[str, Any]] = {
@@ -141,7 +142,9 @@ def start_again(rank: int, world_size: int, folder: str, options: dict[str, Any]
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["residuals, momentum", "scales"])
+@pytest.mark.parametrize(
+    "kind", in_tiers(["residuals, momentum", "scales"], lambda kind: kind != "scales")
+)
 def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path, kind: str) -> None:
     first, victim, third = run_workers(die_in_a_vote, 3, str(tmp_path), KINDS[kind], may_die=True)
     assert isinstance(victim, WorkerDiedError)
@@ -172,22 +175,20 @@ def load(
 
 
 @pytest.mark.distributed
-def test_another_number_of_workers_begins_by_the_rule_of_momenta(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", in_tiers(["map", "mean", "reset"], lambda rule: rule == "map"))
+def test_another_number_of_workers_begins_by_the_rule_of_momenta(tmp_path: Path, rule: str) -> None:
     saved = run_workers(save, 4, str(tmp_path))
-    for rule in ("map", "mean", "reset"):
-        for rank, (own, common, momenta, votes) in enumerate(
-            run_workers(load, 2, str(tmp_path), rule)
-        ):
-            assert are_equal(common, saved[0][1])
-            assert votes == STEPS // EVERY
-            assert bool(momenta) == (rule != "reset")
-            chosen = {"map": saved[2 * rank : 2 * rank + 2], "mean": saved}.get(rule)
-            for index, value in enumerate(own):
-                expected = common[index]
-                if chosen is not None:
-                    expected = torch.stack([each[0][index].double() for each in chosen]).mean(0)
-                # Sums of at most four float32 numbers in float64, rounded once.
-                assert torch.allclose(value.double(), expected.double(), rtol=1e-6, atol=1e-7)
+    for rank, (own, common, momenta, votes) in enumerate(run_workers(load, 2, str(tmp_path), rule)):
+        assert are_equal(common, saved[0][1])
+        assert votes == STEPS // EVERY
+        assert bool(momenta) == (rule != "reset")
+        chosen = {"map": saved[2 * rank : 2 * rank + 2], "mean": saved}.get(rule)
+        for index, value in enumerate(own):
+            expected = common[index]
+            if chosen is not None:
+                expected = torch.stack([each[0][index].double() for each in chosen]).mean(0)
+            # Sums of at most four float32 numbers in float64, rounded once.
+            assert torch.allclose(value.double(), expected.double(), rtol=1e-6, atol=1e-7)
 
 
 def load_apart(rank: int, world_size: int, folder: str) -> tuple[str, int]:

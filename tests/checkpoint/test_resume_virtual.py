@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,23 @@ import matrix
 from checkpoint.runs import STEPS, Run
 from distlion import errors
 from distlion.checkpoint.remap import WORLD_CHANGES, mix_momenta, share_out
+from tiers import in_tiers
 
 SYNCS = {"none": None, "every 2": distlion.MomentumSync(every=2), "some": None}
 SYNCS["some"] = distlion.MomentumSync(every=2, select="*weight")
 
 
-CASES = [
-    # Quick: every rule, and every way of averaging.
-    pytest.param(rule, sync, marks=() if sync == "none" or rule == "majority" else pytest.mark.slow)
-    for rule in matrix.RULES
-    for sync in SYNCS
-]
+FIRST = matrix.first_of_each_class()
 
 
-@pytest.mark.parametrize(("rule", "sync"), CASES)
+# Quick: a rule of each class, and every way of averaging.
+@pytest.mark.parametrize(
+    ("rule", "sync"),
+    in_tiers(
+        itertools.product(matrix.RULES, SYNCS),
+        lambda case: case[0] == "majority" or (case[0] in FIRST and case[1] == "none"),
+    ),
+)
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, rule: str, sync: str
 ) -> None:

@@ -80,6 +80,7 @@ def momenta_of(tensors: Tensors) -> Tensors:
     return tensors[n_entries:]
 
 
+@pytest.mark.slow
 def test_virtual_workers_go_on_with_what_real_ones_saved_and_back(tmp_path: Path) -> None:
     saved = run_workers(save_and_return, 3, str(tmp_path / "real"), None)
     virtual = Run(3)

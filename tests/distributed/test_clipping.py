@@ -132,7 +132,7 @@ def play_nodes(rank: int, world_size: int, scope: str, size: int) -> list[np.nda
     return [p.detach().numpy() for p in params_of(optimizer)]
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", in_tiers(SCOPES, lambda scope: scope == "global"))
 def test_norm_of_a_node_is_that_of_its_mean_gradient(scope: str) -> None:
     flat = run_workers(play_nodes, 2, scope, 1)
     for params in run_workers(play_nodes, 4, scope, 2):

@@ -15,6 +15,7 @@ from cluster import run_workers
 from distlion import errors
 from distlion.integrations.ddp import disable_all_reduce
 from failures import Caught, assert_all_raised, assert_raised, caught
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -68,7 +69,9 @@ def compare_wrappings(rank: int, world_size: int, accumulate: bool) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("accumulate", [False, True], ids=["each pass", "accumulating"])
+@pytest.mark.parametrize(
+    "accumulate", in_tiers([False, True], bool), ids=["each pass", "accumulating"]
+)
 def test_overlap_inside_of_ddp_has_the_bits_of_a_bare_model(accumulate: bool) -> None:
     for found in run_workers(compare_wrappings, 2, accumulate):
         assert found == dict.fromkeys(WRAPPINGS, True)

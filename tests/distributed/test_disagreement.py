@@ -28,6 +28,7 @@ from failures import (
     note_wait,
     set_grads,
 )
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -108,7 +109,11 @@ def disagree(rank: int, world_size: int, name: str, odd_rank: int) -> Caught | N
     return caught(None, lambda: make_optimizer(bfloat16_params() if name == "rounding" else None))
 
 
-@pytest.mark.parametrize("name", DISAGREEMENTS)
+QUICK = ("number of parameters", "cautious", "setting of a rule", "momentum dtype")
+"""Of parameters, of a group, of a rule, and of the optimizer as a whole."""
+
+
+@pytest.mark.parametrize("name", in_tiers(DISAGREEMENTS, lambda name: name in QUICK))
 def test_disagreement_at_construction_is_an_error_on_every_rank(name: str) -> None:
     outcomes = run_workers(disagree, 3, name, 1)
     assert_all_raised(outcomes, errors.ConfigMismatchError, *DISAGREEMENTS[name][1], r"\b1\b")
@@ -141,7 +146,11 @@ def disagree_later(rank: int, world_size: int, key: str, value: Any) -> Caught |
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("lr", 3e-2), ("weight_decay", 0.25), ("betas", (0.5, 0.99))]
+    ("key", "value"),
+    in_tiers(
+        [("lr", 3e-2), ("weight_decay", 0.25), ("betas", (0.5, 0.99))],
+        lambda case: case[0] == "betas",
+    ),
 )
 def test_rank_with_another_setting_at_one_step_is_an_error_on_every_rank(
     key: str, value: Any
@@ -193,7 +202,10 @@ def leave_range(
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [*((name, "plain") for name in NO_SETTINGS), *(("a word", f) for f in list(FORMS)[1:])],
+    in_tiers(
+        [*((name, "plain") for name in NO_SETTINGS), *(("a word", f) for f in list(FORMS)[1:])],
+        lambda case: case in (("one beta", "plain"), ("a word", "clipping in nodes")),
+    ),
 )
 def test_a_setting_out_of_range_at_one_step_is_an_error_on_every_rank(name: str, form: str) -> None:
     outcomes = [found for found, _ in run_workers(leave_range, 4, name, form, (2,))]

@@ -17,6 +17,7 @@ from distlion.wire import Exchange
 from distlion_netlab.rehearsal import is_trying_overlap, rehearse_step
 from drawn import draw_grads, make_params, set_grads
 from failures import caught, make_optimizer, params_of
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -26,6 +27,13 @@ RULE = distlion.FeedbackVote()
 HYPER = {"lr": 1e-2, "weight_decay": 0.1, "aggregation": RULE}
 PATTERNS = pytest.mark.parametrize(
     "pattern", matrix.PATTERNS_OF_ALL_RULES.values(), ids=matrix.PATTERNS_OF_ALL_RULES
+)
+A_PATTERN = pytest.mark.parametrize(
+    "pattern",
+    in_tiers(
+        matrix.PATTERNS_OF_ALL_RULES.values(), lambda each: isinstance(each, distlion.AllReduce)
+    ),
+    ids=matrix.PATTERNS_OF_ALL_RULES,
 )
 
 
@@ -114,7 +122,7 @@ def load_at_the_start(rank: int, world_size: int, pattern: Exchange) -> list[Ten
     return [param.detach() for param in params.values()]
 
 
-@PATTERNS
+@A_PATTERN
 def test_a_state_of_no_step_may_hold_estimates(pattern: Exchange) -> None:
     params = make_params(SHAPES)
     cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
@@ -177,6 +185,7 @@ def try_overlap(rank: int, world_size: int) -> tuple[list[Tensor], bool]:
     return [param.detach() for param in params.values()], is_trying_overlap(optimizer)
 
 
+@pytest.mark.slow
 def test_the_trial_of_overlap_moves_no_estimate() -> None:
     params = make_params(SHAPES)
     cluster = VirtualCluster(params.items(), workers=N_WORKERS, **HYPER)
@@ -232,7 +241,7 @@ def fail(rank: int, world_size: int, pattern: Exchange) -> tuple[list[Tensor], s
     return [param.detach() for param in params.values()], found.kind
 
 
-@PATTERNS
+@A_PATTERN
 def test_a_step_that_is_not_committed_has_said_nothing(pattern: Exchange) -> None:
     expected = train_virtually()
     for values, kind in run_workers(fail, N_WORKERS, pattern):

@@ -12,7 +12,10 @@ from cluster import run_workers
 from distlion.kernels import orthogonalize
 from drawn import draw_grads
 
-pytestmark = pytest.mark.skipif(not INTERPRETS, reason="runs where TRITON_INTERPRET=1")
+pytestmark = [
+    pytest.mark.skipif(not INTERPRETS, reason="runs where TRITON_INTERPRET=1"),
+    pytest.mark.slow,
+]
 
 SHAPES = ((6, 10), (4, 30), (6, 10), (6, 5, 2), (10, 6))
 BATCHES = ((0, 2, 3), (1,), (4,))

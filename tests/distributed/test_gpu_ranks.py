@@ -72,13 +72,16 @@ def train_somewhere(
         ]
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize(
-    ("rule", "n_steps"),
+    ("rule", "n_steps", "overlap"),
     in_tiers(
         [
-            (distlion.MajorityVote(), FEW_STEPS),
-            *((rule, MANY_STEPS) for rule in matrix.LISTED.values()),
+            (distlion.MajorityVote(), FEW_STEPS, True),
+            *(
+                (rule, MANY_STEPS, each)
+                for rule in matrix.LISTED.values()
+                for each in (False, True)
+            ),
         ],
         lambda case: case[1] == FEW_STEPS,
     ),
@@ -182,6 +185,7 @@ def train_matrices(
         return [param.detach().cpu() for param in params], dtypes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_gpu", [(0, 1, 2, 3), (0, 1, 3)])
 def test_matrices_that_are_cut_in_nodes_are_whole_on_gpus(on_gpu: tuple[int, ...]) -> None:
     found = run_workers(train_matrices, 4, 2, on_gpu, timeout_s=120)
@@ -246,7 +250,7 @@ def change_clusters(
 
 
 @pytest.mark.parametrize(
-    "rule", in_tiers(matrix.LISTED.values(), lambda rule: rule == distlion.Average())
+    "rule", [pytest.param(rule, marks=pytest.mark.slow) for rule in matrix.LISTED.values()]
 )
 def test_virtual_workers_on_a_gpu_have_the_bits_of_the_host(rule: Any, tmp_path: Path) -> None:
     settings = {"aggregation": rule, "momentum_sync": distlion.MomentumSync(every=2)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -51,8 +52,14 @@ def count_waits(
         return device.waits, Counter(device.copies), len(device.launches), n_buckets
 
 
-@pytest.mark.parametrize("bucket_elements", [None, 100], ids=["one bucket", "buckets"])
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize(
+    ("bucket_elements", "overlap"),
+    in_tiers(
+        itertools.product((None, 100), (False, True)),
+        lambda case: case in ((None, False), (100, True)),
+    ),
+    ids=["one bucket", "one bucket, overlap", "buckets", "buckets, overlap"],
+)
 def test_the_host_waits_once_for_each_bucket(bucket_elements: int | None, overlap: bool) -> None:
     # "auto" would measure, and choose sizes.
     settings = {
@@ -70,6 +77,7 @@ def test_the_host_waits_once_for_each_bucket(bucket_elements: int | None, overla
         assert n_launches == 3 * n_buckets  # encode, blank, commit
 
 
+@pytest.mark.slow
 def test_the_first_steps_wait_no_more_though_they_compare_gradients() -> None:
     settings = {"exchange": distlion.AllReduce(), "replicas": distlion.Replicas(check_every=None)}
     for waits, copies, _, _ in run_workers(count_waits, 2, settings, 0):
@@ -77,6 +85,7 @@ def test_the_first_steps_wait_no_more_though_they_compare_gradients() -> None:
         assert copies["down"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", in_tiers(matrix.LISTED.values(), lambda rule: rule == matrix.LISTED["quantized-2"])
 )
@@ -104,7 +113,7 @@ def test_no_rule_waits_more(rule: Any) -> None:
             # Digests of the replicas.
             ({"replicas": distlion.Replicas(check_every=1)}, ["event", "cpu"]),
         ],
-        lambda case: "nonfinite" not in case[0],
+        lambda case: "momentum_sync" in case[0],
     ),
     ids=str,
 )
@@ -176,7 +185,7 @@ def list_launches(
                 torch.bfloat16,
             ),
         ],
-        lambda case: "nodes" in case[0] or case[0] == {"aggregation": distlion.MajorityVote()},
+        lambda case: "nodes" in case[0],
     ),
     ids=str,
 )
@@ -285,7 +294,9 @@ def fail_on_device(rank: int, world_size: int, overlap: bool) -> tuple[Caught | 
         return error, [*(param.detach().cpu() for param in params), *momenta]
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize(
+    "overlap", in_tiers([False, True], lambda overlap: overlap), ids=["", "overlap"]
+)
 def test_a_device_that_fails_is_named_and_nothing_is_committed(overlap: bool) -> None:
     rows = run_workers(fail_on_device, 2, overlap)
     assert rows[1][0].kind == "DeviceError"

@@ -15,6 +15,7 @@ from checkpoint.runs import Tensors, Worker
 from cluster import WorkerDiedError, run_workers
 from distlion import errors, faults
 from distlion.checkpoint import verify_checkpoint
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -81,7 +82,7 @@ def strike(root: Path, victim: int, place: str, *, in_background: bool = False) 
         assert rank or n_left == 2  # latest, and what it names; rank 0 removes what was before
 
 
-@pytest.mark.parametrize("victim", QUICK)
+@pytest.mark.parametrize("victim", in_tiers(QUICK, lambda victim: victim == 0))
 def test_a_worker_that_is_killed_in_a_save_leaves_a_whole_checkpoint(
     tmp_path: Path, victim: int
 ) -> None:

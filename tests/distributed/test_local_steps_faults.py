@@ -45,7 +45,7 @@ STOPPED = {
 }
 TABLES = (KILLED, STOPPED)
 QUICK = (
-    {"framed", "framed again", "before_commit", "scaled, counted"},
+    {"framed again", "scaled, counted"},
     {"before_commit"},
 )
 

@@ -64,7 +64,7 @@ def outcomes(*, accumulated: bool = False) -> list[dict[str, Outcome]]:
     return run_workers(play_all, 3, cases, timeout_s=120)
 
 
-@pytest.mark.parametrize("name", in_tiers(FOUND, lambda name: not is_accumulated(name)))
+@pytest.mark.parametrize("name", in_tiers(FOUND, lambda name: name == "auto"))
 def test_stretches_with_overlap_and_without_change_no_bit(name: str) -> None:
     base = ACCUMULATED.name if is_accumulated(name) else BASE.name
     for rank, found in enumerate(outcomes(accumulated=is_accumulated(name))):
@@ -77,6 +77,7 @@ def play_synced(rank: int, world_size: int) -> dict[str, Outcome]:
     }
 
 
+@pytest.mark.slow
 def test_averaged_momenta_and_diagnoses_go_on_through_the_stretches() -> None:
     for rank, found in enumerate(run_workers(play_synced, 3, timeout_s=120)):
         assert_equal_to_the_bit(found["auto"], found["base"], f"rank {rank}")
@@ -152,12 +153,15 @@ def watch_stretches(rank: int, world_size: int, seconds: list[tuple[float, float
 
 @pytest.mark.parametrize(
     ("seconds", "faster"),
-    [
-        # Workers find differently: the mean decides, 1.4 against 1.5 and 2.0 against 1.6.
-        ([(1.0, 2.0), (1.8, 1.0)], True),
-        ([(1.0, 2.0), (3.0, 1.2)], False),
-        ([(1.5, 1.5), (1.5, 1.5)], False),
-    ],
+    in_tiers(
+        [
+            # Workers find differently: the mean decides, 1.4 against 1.5 and 2.0 against 1.6.
+            ([(1.0, 2.0), (1.8, 1.0)], True),
+            ([(1.0, 2.0), (3.0, 1.2)], False),
+            ([(1.5, 1.5), (1.5, 1.5)], False),
+        ],
+        lambda case: case[0][0] != (1.5, 1.5),
+    ),
 )
 def test_what_is_faster_on_all_workers_together_stays(
     seconds: list[tuple[float, float]], faster: bool

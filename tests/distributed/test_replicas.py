@@ -21,6 +21,7 @@ from failures import (
     params_of,
     set_grads,
 )
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -41,7 +42,7 @@ def drift(
     return 8, caught(optimizer, optimizer.verify_replicas) if verify else None
 
 
-@pytest.mark.parametrize("world_size", [3, 5])
+@pytest.mark.parametrize("world_size", in_tiers([3, 5], lambda n: n == 3))
 def test_verify_replicas_names_rank_and_parameter(world_size: int) -> None:
     outcomes = run_workers(drift, world_size, None, True)
     assert_all_raised(
@@ -196,7 +197,10 @@ def undisturbed(rank: int, world_size: int) -> list[bytes]:
     return bits_of(params_of(optimizer))
 
 
-@pytest.mark.parametrize(("world_size", "ranks"), [(3, "rank 1"), (5, "ranks 1, 2")])
+@pytest.mark.parametrize(
+    ("world_size", "ranks"),
+    in_tiers([(3, "rank 1"), (5, "ranks 1, 2")], lambda case: case[0] == 3),
+)
 def test_what_differs_is_repaired_from_the_majority_where_asked_for(
     world_size: int, ranks: str
 ) -> None:

@@ -114,5 +114,6 @@ def meet_twice(rank: int, world_size: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_that_had_other_numbers_find_each_other(tmp_path: Path) -> None:
     run_workers(meet_twice, 4, str(tmp_path), process_group=False)

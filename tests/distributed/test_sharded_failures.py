@@ -254,6 +254,7 @@ class TestAFailedShard:
         for (kind, _, culprits), steps, _ in survivors:
             assert (kind, culprits) == ("PeerLostError", (1,)) or (kind, steps) == ("", 2)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("policy", in_tiers(POLICIES, lambda policy: policy == "raise"))
     def test_all_others_name_the_rank_that_was_stopped(self, policy, tmp_path):
         arguments = (signal.SIGSTOP, "before_step", policy, str(tmp_path))

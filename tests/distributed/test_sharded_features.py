@@ -383,6 +383,7 @@ def clipped_beside_tensor_parallelism() -> list[tuple[float, float, list[float]]
     return run_workers(clip_beside_tensor_parallelism, N_RANKS)
 
 
+@pytest.mark.slow
 def test_a_norm_counts_what_tensor_parallelism_leaves_whole_once():
     for whole, clipped_by, _ in clipped_beside_tensor_parallelism():
         assert clipped_by == pytest.approx(whole, rel=1e-6)  # gradients are float32

@@ -303,5 +303,6 @@ def train_beside_tensor_parallelism(rank: int, world_size: int) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_columns_and_rows_of_tensor_parallelism() -> None:
     assert run_workers(train_beside_tensor_parallelism, N_RANKS) == [True] * N_RANKS

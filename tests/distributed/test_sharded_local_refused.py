@@ -93,6 +93,7 @@ def load_refused(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit_on_one_rank_is_refused_on_all():
     ended = run_workers(load_refused, N_RANKS, timeout_s=120)
     for found in ended:
@@ -199,6 +200,7 @@ def save_a_group_that_a_worker_never_trained(rank: int, world_size: int, path: s
     return "saved"
 
 
+@pytest.mark.slow
 def test_inner_state_that_one_worker_cannot_describe_is_not_saved(tmp_path):
     for text in run_workers(save_a_group_that_a_worker_never_trained, N_RANKS, str(tmp_path)):
         assert "optim.state.0.weight.exp_avg invalid fill" in text

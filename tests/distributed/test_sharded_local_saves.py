@@ -31,8 +31,8 @@ from tiers import in_tiers
 pytestmark = pytest.mark.distributed
 
 
-QUICK = ("momentum", "local", "2D")
-"""A vote's residuals with outer momentum, state that is no DTensor, and shards of two dims."""
+QUICK = ("momentum",)
+"""A vote's residuals with outer momentum."""
 
 
 def tier_of(case: str) -> tuple[str, ...]:
@@ -131,6 +131,7 @@ def gather_loaded(rank: int, world_size: int, path: str) -> tuple[dict[str, Any]
     return gather_whole(model, optimizer, rank // shards), optimizer.progress.calls
 
 
+@pytest.mark.slow
 def test_two_shards_are_loaded_as_one(folder):
     saved(folder, QUICK)
     two = run_workers(gather_loaded, N_RANKS, f"{folder}/momentum")

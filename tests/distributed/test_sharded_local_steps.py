@@ -11,6 +11,7 @@ import distlion
 import matrix
 from cluster import run_workers
 from distributed.sharded_models import build, digest, make_mesh, run_backward, shard
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -39,10 +40,20 @@ def train_shards(rank: int, world_size: int, options: list[dict[str, Any]]) -> l
     return found
 
 
-def test_workers_whose_parameters_are_sharded_meet_at_every_vote() -> None:
-    rules = {type(rule): rule for rule in matrix.DELTA_RULES.values()}
-    options: list[dict[str, Any]] = [{"aggregation": rule} for rule in rules.values()]
-    options.append({"outer_momentum": 0.9, "outer_lr": 0.5, "nesterov": True})
+RULES = {type(rule): rule for rule in matrix.DELTA_RULES.values()}
+OUTER = {"outer_momentum": 0.9, "outer_lr": 0.5, "nesterov": True}
+OPTIONS: list[list[dict[str, Any]]] = [
+    [{"aggregation": distlion.ResidualVote()}, OUTER],
+    [{"aggregation": rule} for rule in RULES.values()],
+]
+
+
+@pytest.mark.parametrize(
+    "options", in_tiers(OPTIONS, lambda each: OUTER in each), ids=["some", "all"]
+)
+def test_workers_whose_parameters_are_sharded_meet_at_every_vote(
+    options: list[dict[str, Any]],
+) -> None:
     ended = run_workers(train_shards, 4, options)
     for number in range(len(options)):
         rows = [ended[rank][number] for rank in range(4)]

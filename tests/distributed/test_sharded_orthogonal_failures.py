@@ -18,6 +18,7 @@ from distlion import faults
 from distlion.step import cut_matrices
 from distributed.orthogonal_shards import build, make_optimizer, run_backward, shard
 from distributed.sharded_models import digest, make_mesh
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -51,49 +52,51 @@ def make(
     return model, make_optimizer(model, mesh, **options)
 
 
-def train_with_nan(rank: int, world_size: int) -> dict[str, Any]:
+def train_with_nan(rank: int, world_size: int, overlap: bool) -> dict[str, Any]:
     found = {}
     for policy in ("raise", "skip", "abstain"):
-        for overlap in (False, True):
-            model, optimizer = make(rank, (1,), nonfinite=policy, overlap=overlap)
-            before = digest(model)
-            momentum = optimizer.state[model.get_parameter(WEIGHT)]["exp_avg"]
-            run_backward(model, 0, rank)
-            caught = catch(optimizer.step)
-            optimizer.zero_grad()
-            stayed, moved = digest(model) == before, bool(momentum.any())
-            run_backward(model, 1, rank)
-            again = catch(optimizer.step)
-            steps = optimizer.committed_step
-            found[policy, overlap] = caught, stayed, moved, again, steps, digest(model)
-    model, optimizer = make(rank, (0, 1, 3))
+        model, optimizer = make(rank, (1,), nonfinite=policy, overlap=overlap)
+        before = digest(model)
+        momentum = optimizer.state[model.get_parameter(WEIGHT)]["exp_avg"]
+        run_backward(model, 0, rank)
+        caught = catch(optimizer.step)
+        optimizer.zero_grad()
+        stayed, moved = digest(model) == before, bool(momentum.any())
+        run_backward(model, 1, rank)
+        again = catch(optimizer.step)
+        steps = optimizer.committed_step
+        found[policy] = caught, stayed, moved, again, steps, digest(model)
+    model, optimizer = make(rank, (0, 1, 3), overlap=overlap)
     run_backward(model, 0, rank)
     found["three"] = catch(optimizer.step)
     return found
 
 
 @functools.cache
-def with_nan() -> list[dict[str, Any]]:
-    return run_workers(train_with_nan, N_RANKS)
+def with_nan(overlap: bool) -> list[dict[str, Any]]:
+    return run_workers(train_with_nan, N_RANKS, overlap)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+OVERLAPS = pytest.mark.parametrize("overlap", in_tiers([False, True], lambda overlap: overlap))
+
+
+@OVERLAPS
 class TestNan:
     def test_raise_is_raised_on_all_ranks_with_one_culprit(self, overlap: bool) -> None:
-        for rank, found in enumerate(with_nan()):
-            (kind, text, culprits), stayed, _, again, steps, _ = found["raise", overlap]
+        for rank, found in enumerate(with_nan(overlap)):
+            (kind, text, culprits), stayed, _, again, steps, _ = found["raise"]
             assert (kind, culprits, stayed) == ("NonFiniteError", (1,), True)
             assert text.startswith(f"[rank {rank}, step 0]")
             assert f"{WEIGHT} is not finite on rank 1" in text
             assert (again[0], steps) == ("", 1)
 
     def test_skip_skips_on_all_ranks(self, overlap: bool) -> None:
-        for found in with_nan():
-            caught, stayed, _, again, steps, _ = found["skip", overlap]
+        for found in with_nan(overlap):
+            caught, stayed, _, again, steps, _ = found["skip"]
             assert (caught[0], stayed, again[0], steps) == ("", True, "", 1)
 
     def test_abstain_takes_the_matrix_from_all_ranks_of_that_worker(self, overlap: bool) -> None:
-        rows = [found["abstain", overlap] for found in with_nan()]
+        rows = [found["abstain"] for found in with_nan(overlap)]
         assert [row[4] for row in rows] == [2] * N_RANKS
         # The worker's momentum of the matrix stays, on both of its shards; the other one votes.
         assert [row[2] for row in rows] == [False, False, True, True]
@@ -101,8 +104,9 @@ class TestNan:
         assert rows[1][-1] == rows[3][-1]
 
 
-def test_all_ranks_with_an_odd_shard_are_named() -> None:
-    for found in with_nan():
+@OVERLAPS
+def test_all_ranks_with_an_odd_shard_are_named(overlap: bool) -> None:
+    for found in with_nan(overlap):
         assert found["three"][::2] == ("NonFiniteError", (0, 1, 3))
 
 
@@ -139,6 +143,7 @@ def hear_of_overflow(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_an_overflow_that_one_shard_was_told_of_holds_for_its_worker() -> None:
     found = run_workers(hear_of_overflow, N_RANKS)
     assert [rows["raise"][:3] for rows in found] == [("", True, False)] * N_RANKS
@@ -246,7 +251,11 @@ def fail_in_the_gather(
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"), [(signal.SIGKILL, "PeerLostError"), (signal.SIGSTOP, "StepTimeoutError")]
+    ("how", "kind"),
+    in_tiers(
+        [(signal.SIGKILL, "PeerLostError"), (signal.SIGSTOP, "StepTimeoutError")],
+        lambda case: case[0] == signal.SIGKILL,
+    ),
 )
 def test_all_others_name_a_rank_that_fails_in_the_gather(
     how: int, kind: str, tmp_path: Path

@@ -266,7 +266,9 @@ def train_two(rank: int, world_size: int, options: dict[str, Any], alone: bool) 
     return states
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True, "bucket_elements": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", in_tiers([{}, {"overlap": True, "bucket_elements": 1}], bool), ids=str
+)
 def test_two_optimizers_in_turns_do_what_each_does_by_itself(options: dict[str, Any]) -> None:
     in_turns = run_workers(train_two, 2, options, False)
     assert in_turns == run_workers(train_two, 2, options, True)

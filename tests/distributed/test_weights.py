@@ -347,6 +347,7 @@ def vote_by_shards(rank: int, world_size: int) -> list[bool]:
     return equal
 
 
+@pytest.mark.slow
 def test_sharded_workers_vote_with_their_weights() -> None:
     assert run_workers(vote_by_shards, 4, timeout_s=120) == [[True, True]] * 4
 

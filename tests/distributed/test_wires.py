@@ -19,6 +19,7 @@ from distlion import errors
 from distlion.wire import tcp
 from distlion.wire.sockets import SocketGroup
 from distlion.wire.tcp import WIRE_VARIABLE, choose_wire
+from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
@@ -63,7 +64,7 @@ def train_over_both(rank: int, world_size: int) -> list[str]:
     return differ
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", in_tiers([2, 3], lambda n: n == 2))
 def test_both_transports_give_the_same_bits(world_size: int) -> None:
     assert run_workers(train_over_both, world_size, fresh=True) == [[]] * world_size
 

@@ -85,6 +85,7 @@ def run_tied(
 each_world_size = pytest.mark.parametrize("world_size", in_tiers(WORLD_SIZES, lambda n: n == 3))
 
 
+@pytest.mark.slow
 @each_world_size
 def test_zeros_stay_put_under_ternary_vote(world_size: int) -> None:
     for paths in untouched(world_size):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +141,7 @@ OTHER_CASES = [
     ),
 ]
 CASES = RULE_CASES + SYNC_CASES + OTHER_CASES
+QUICK = (*matrix.first_of_each_class(), *(case.name for case in OTHER_CASES[::2]), "by name")
 
 
 def set_grads(params: dict[str, nn.Parameter], case: Case, worker: int, step: int) -> None:
@@ -187,8 +190,8 @@ def train_really(rank: int, world_size: int, case: Case) -> tuple[Result, int]:
     return (values, momenta, optimizer.committed_step, found), optimizer.traffic.sent_bytes
 
 
-def train_all(rank: int, world_size: int) -> list[tuple[Result, int]]:
-    return [train_really(rank, world_size, case) for case in CASES]
+def train_all(rank: int, world_size: int, cases: list[Case]) -> dict[str, tuple[Result, int]]:
+    return {case.name: train_really(rank, world_size, case) for case in cases}
 
 
 def train_virtually(case: Case, workers: int) -> tuple[VirtualCluster, list[Tensor]]:
@@ -203,24 +206,32 @@ def train_virtually(case: Case, workers: int) -> tuple[VirtualCluster, list[Tens
     return cluster, [param.detach() for param in params.values()]
 
 
-@pytest.fixture(scope="module", params=in_tiers(WORLD_SIZES, lambda n: n == 3))
-def real(request: pytest.FixtureRequest) -> list[list[tuple[Result, int]]]:
-    """For each rank, what it has at the end of each case."""
-    return run_workers(train_all, request.param, timeout_s=300, measured=request.param == 3)
+@functools.cache
+def trained(workers: int, is_quick: bool) -> list[dict[str, tuple[Result, int]]]:
+    """Return for each rank what it has at the end of each case of a tier."""
+    cases = [case for case in CASES if (case.name in QUICK) == is_quick]
+    return run_workers(train_all, workers, cases, timeout_s=300, measured=workers == 3)
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[case.name for case in CASES])
-def test_virtual_workers_equal_real_ones(real: list[Any], index: int) -> None:
-    case, workers = CASES[index], len(real)
+@pytest.mark.parametrize(
+    ("workers", "name"),
+    in_tiers(
+        itertools.product(WORLD_SIZES, [case.name for case in CASES]),
+        lambda one: one[0] == 3 and one[1] in QUICK,
+    ),
+)
+def test_virtual_workers_equal_real_ones(workers: int, name: str) -> None:
+    (case,) = (each for each in CASES if each.name == name)
+    real = trained(workers, name in QUICK)
 
     cluster, values = train_virtually(case, workers)
 
     for worker in range(workers):
-        (real_values, real_momenta, committed, found), _ = real[worker][index]
+        (real_values, real_momenta, committed, found), _ = real[worker][name]
         assert cluster.committed_step == committed
         assert cluster.diagnostics() == found
         assert all(map(torch.equal, values, real_values))
         kept = [kept[worker] for state in cluster.state.values() for kept in state.values()]
         assert len(kept) == len(real_momenta)
         assert all(map(torch.equal, kept, real_momenta))
-    assert cluster.traffic.sent_bytes == real[-1][index][1]
+    assert cluster.traffic.sent_bytes == real[-1][name][1]
