@@ -44,6 +44,7 @@ def end(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     return 0
 
 
+@pytest.mark.slow
 def test_module_runs_the_command_line() -> None:
     command = [sys.executable, "-m", "distlion", "--version"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

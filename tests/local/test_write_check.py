@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from distlion.local.period import LocalPeriod
 from distlion.local.write_check import WriteCheck
 from drawn import make_params
 from local_runs import EVERY, SHAPES, make_sgd, train
+from tiers import in_tiers
 
 SIZES = {"matrix": (100, 30), "bias": (200,), "number": (), "nothing": (0, 3)}
 NAMES = ["matrix", "bias", "number", "turned", "short", "nan"]
@@ -58,7 +60,11 @@ SPREAD += [(64, 3, 7, 7), (960, 1, 3, 3), (64, 4096), (768, 1024)]
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
-@pytest.mark.parametrize("shape", SPREAD, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    in_tiers([(shape,) for shape in SPREAD], lambda case: math.prod(case[0]) <= 5000),
+    ids=str,
+)
 def test_samples_are_spread_over_all_of_a_tensor(shape: tuple[int, ...], is_turned: bool) -> None:
     param = torch.randn(shape)
     if is_turned:

@@ -12,6 +12,7 @@ from torch import nn
 import distlion
 from distlion import errors
 from distlion.optim.param_groups import describe_groups, group_params
+from tiers import in_tiers
 
 SMALL = {
     "hidden_size": 32,
@@ -220,9 +221,13 @@ MODELS = [
     make_headless_llama,
     make_adapted_classifier,
 ]
+QUICK = (make_gpt2, make_cnn, make_torch_transformer, make_functional_titan, make_byte_gpt)
+QUICK += (make_even_mlp,)
 
 
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", in_tiers(MODELS, lambda make: make in QUICK), ids=lambda make: make.__name__
+)
 def test_hidden_matrices_alone_are_orthogonalized(
     make: Callable[[], tuple[nn.Module, set[str]]],
 ) -> None:

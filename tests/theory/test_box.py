@@ -199,7 +199,7 @@ def test_a_push_outwards_shrinks_by_the_factor_and_no_more(rule: Any) -> None:
 
 
 @every_rule
-@pytest.mark.parametrize("lr", [1e-5, 0.03])
+@pytest.mark.parametrize("lr", in_tiers([1e-5, 0.03], lambda lr: lr > 0.01))
 def test_hundreds_of_pushes_at_the_edge_leave_the_box_by_the_sum_of_roundings(
     rule: Any, lr: float
 ) -> None:

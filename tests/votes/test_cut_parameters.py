@@ -13,6 +13,7 @@ from backends import Backend, over_all
 from distlion.kernels import BlockVotes, Coefficients, Coins, Segment
 from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
 from distlion.votes import Aggregation, QuantizedVote
+from tiers import in_tiers
 
 N_WORKERS = 5
 N_ELEMENTS = 200
@@ -91,7 +92,11 @@ def vote(
 
 
 @over_all
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize(
+    "rule",
+    in_tiers(RULES.values(), lambda rule: type(rule) is not QuantizedVote or rule.bits in (1, 3)),
+    ids=RULES,
+)
 def test_two_pieces_move_as_the_whole(rule: Aggregation, backend: Backend) -> None:
     rows = draw(torch.bfloat16)
     param, exp_avg = vote(backend, rule, rows, [(0, N_ELEMENTS)])

@@ -151,7 +151,6 @@ def test_figure_has_both_runs(tmp_path):
     assert (tmp_path / "both.png").read_bytes() != (tmp_path / "race.png").read_bytes()
 
 
-@pytest.mark.smoke
 @pytest.mark.distributed
 def test_a_second_run_is_trained_and_races_beside_the_first(tmp_path, monkeypatch):
     folder = tmp_path / "run"

@@ -79,7 +79,6 @@ def test_usage_error_exits_with_2(options):
     assert invoke(*options).exit_code == 2
 
 
-@pytest.mark.smoke
 @pytest.mark.distributed
 def test_folder_gets_records_report_and_figures(compared):
     result, out = compared

@@ -42,7 +42,6 @@ def show(monkeypatch, workers, warnings=(), controls=("cubic", "cubic", "cubic")
     return result.stdout
 
 
-@pytest.mark.smoke
 @pytest.mark.distributed
 def test_two_local_workers_are_examined():
     result = doctor("--json", "--params", "1e6", "--compute-s", "0.01")

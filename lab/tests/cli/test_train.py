@@ -254,7 +254,6 @@ def test_step_timeout_must_be_finite_and_above_0(tmp_path, seconds):
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.smoke
 @pytest.mark.distributed
 def test_local_steps_train_and_say_how_often_they_voted(tmp_path):
     result = invoke(

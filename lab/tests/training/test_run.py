@@ -47,7 +47,6 @@ def run_dir(tmp_path_factory):
     return folder
 
 
-@pytest.mark.smoke
 @pytest.mark.distributed
 def test_record_has_every_promised_key_at_its_top_level(run_dir):
     assert json.loads((run_dir / RECORD_NAME).read_text()).keys() >= PROMISED
