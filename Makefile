@@ -35,8 +35,8 @@ SANITIZED := build/sanitize
 FLOWER := build/flower
 # What `make finetune` downloads and writes.
 FINETUNE := build/finetune
-# Of the quick tests with the processes that they start; a run of some of them covers less.
-COVERAGE := --cov --cov-report=term-missing:skip-covered $(if $(ARGS),,--cov-fail-under=95)
+# How lines are shown that neither quick tests nor those of trainers reach, nor processes that they start.
+MISSING := term-missing:skip-covered
 
 # An environment variable that stops Python from keeping compiled modules would cost seconds in every process.
 export PYTHONDONTWRITEBYTECODE :=
@@ -83,9 +83,10 @@ test: $(VENV)/.ready-test  ## set up, then run every check and the library's qui
 test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then everything that takes long
 	@$(run_parts)
 	$(static_parts)
-	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" $(COVERAGE) $(ARGS)
+	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" --cov --cov-report=$(if $(ARGS),$(MISSING)) $(ARGS)
+	$(if $(ARGS),,part "trainers" $(BIN)/pytest tests/integrations -m slow --cov --cov-append --cov-report=$(MISSING) --cov-fail-under=95)
 	part "site" make --no-print-directory docs
-	part "slow tests" $(BIN)/pytest -m slow $(ARGS)
+	part "slow tests" $(BIN)/pytest -m slow $(if $(ARGS),,--ignore=tests/integrations) $(ARGS)
 	part "Flower" make --no-print-directory test-flower ARGS=
 	$(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels tests/votes/test_cut_parameters.py tests/distributed/test_gpu_*.py -k "triton or interpreted or gpu"
 	part "sanitizers" make --no-print-directory sanitize ARGS=
