@@ -112,13 +112,13 @@ def test_there_may_be_no_frame(backend: Backend) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Notes the size of the largest tensor that an op of torch returns."""
+    """Notes the size of the largest tensor that an op of torch returns, and that is no view."""
 
     largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
+        if isinstance(result, Tensor) and not func.is_view:
             self.largest = max(self.largest, result.numel())
         return result
 

@@ -23,7 +23,7 @@ SMALL = {
 
 
 def make_gpt2() -> tuple[nn.Module, set[str]]:
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     config = transformers.GPT2Config(
         n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0
@@ -33,7 +33,7 @@ def make_gpt2() -> tuple[nn.Module, set[str]]:
 
 
 def make_llama() -> tuple[nn.Module, set[str]]:
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, vocab_size=50))
     hidden = {f"self_attn.{n}_proj" for n in "qkvo"} | {
@@ -44,7 +44,7 @@ def make_llama() -> tuple[nn.Module, set[str]]:
 
 def make_bert() -> tuple[nn.Module, set[str]]:
     """Its decoder is tied to the embedding, and said to be the head."""
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     model = transformers.BertForMaskedLM(transformers.BertConfig(**SMALL, vocab_size=50))
     inside = ("attention.self.query", "attention.self.key", "attention.self.value")
@@ -54,7 +54,7 @@ def make_bert() -> tuple[nn.Module, set[str]]:
 
 
 def make_vit() -> tuple[nn.Module, set[str]]:
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     model = transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, num_labels=3))
     heads = {f"vit.layers.0.attention.{n}_proj.weight" for n in "qkvo"}
@@ -64,7 +64,7 @@ def make_vit() -> tuple[nn.Module, set[str]]:
 
 def make_resnet() -> tuple[nn.Module, set[str]]:
     """Convolutions are hidden, the classifier and batch norms are not."""
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     config = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
@@ -84,7 +84,7 @@ def make_cnn() -> tuple[nn.Module, set[str]]:
 
 def make_lora() -> tuple[nn.Module, set[str]]:
     """Adapters are left to cautious votes; all else is frozen."""
-    import peft
+    peft = pytest.importorskip("peft")
 
     model, _ = make_llama()
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -186,7 +186,7 @@ def make_even_mlp() -> tuple[nn.Module, set[str]]:
 
 
 def make_headless_llama() -> tuple[nn.Module, set[str]]:
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     model = transformers.LlamaModel(
         transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 2}, vocab_size=50)
@@ -196,7 +196,7 @@ def make_headless_llama() -> tuple[nn.Module, set[str]]:
 
 def make_adapted_classifier() -> tuple[nn.Module, set[str]]:
     """The head is trained whole beside adapters, which stand after it."""
-    import peft
+    peft = pytest.importorskip("peft")
 
     config = peft.LoraConfig(r=2, target_modules=["classifier.0"], modules_to_save=["classifier.2"])
     return peft.get_peft_model(make_cnn()[0], config), set()
