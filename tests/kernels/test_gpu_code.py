@@ -14,7 +14,7 @@ from programs import BENCHMARKS, imported_modules
 
 if INTERPRETS:
     pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", minversion="3.7")  # older ones make other code
 launch = pytest.importorskip("distlion.kernels.gpu.launch")
 
 with imported_modules(BENCHMARKS, "gpu_variants") as (variants,):
