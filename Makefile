@@ -70,19 +70,21 @@ test: $(VENV)/.ready-test  ## set up, then run every check and the library's qui
 	others() {
 	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py $(if $(ARGS),,$(APART:%=--ignore=%)) -m "$(QUICK)" $(ARGS)
 	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
+	    $(docs_part)
 	}
 	# Beside both, as it leaves the processors alone.
 	crews() { part "crews" $(BIN)/pytest -m "not slow" $(WAITING); }
 	aside others
 	$(if $(ARGS),,aside crews)
-	$(static_parts)
+	$(code_parts)
 	part "workers" $(BIN)/pytest -m "not slow and apart" $(or $(ARGS),$(filter-out $(WAITING),$(APART)))
 	rejoin
 	sum_up
 
 test-all: $(VENV)/.ready-test  ## what `make test` runs, with coverage, and then everything that takes long
 	@$(run_parts)
-	$(static_parts)
+	$(code_parts)
+	$(docs_part)
 	part "tests" $(BIN)/pytest --ignore=tests/test_docs.py -m "not slow" --cov --cov-report=$(if $(ARGS),$(MISSING)) $(ARGS)
 	$(if $(ARGS),,part "trainers" $(BIN)/pytest tests/integrations -m slow --cov --cov-append --cov-report=$(MISSING) --cov-fail-under=95)
 	part "site" make --no-print-directory docs
@@ -127,7 +129,8 @@ gpu: $(VENV)/.ready-test  ## on a machine with a GPU: check and measure everythi
 
 lint: $(VENV)/.ready-test  ## run the static checks only
 	@$(run_parts)
-	$(static_parts)
+	$(code_parts)
+	$(docs_part)
 	sum_up
 
 docs: $(VENV)/.ready-docs  ## build the site into build/site, warnings being errors, check its links, and make the report, build/report.pdf
@@ -215,11 +218,14 @@ sum_up() {
 }
 endef
 
-define static_parts
+define code_parts
 part "ruff check" $(BIN)/ruff check .
 part "ruff format" $(BIN)/ruff format --check .
 part "mypy" $(BIN)/mypy
 part "import-linter" $(BIN)/lint-imports --no-logo
+endef
+
+define docs_part
 part "docs" $(BIN)/pytest -q tests/test_docs.py
 endef
 
