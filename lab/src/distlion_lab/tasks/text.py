@@ -40,7 +40,7 @@ DEFAULT_CONTEXT = 128
 HELDOUT_WINDOWS = 128
 _HELDOUT_BATCH = 16
 # Of samples: below 1, so that a small model keeps to what it is sure of.
-_TEMPERATURE = 0.5
+_TEMPERATURE = 0.7
 # 4,096 tokens by default. A window may not cross the end of a block, so short blocks would cost
 # windows; long ones would mix less.
 _BLOCK_CONTEXTS = 32
