@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 ALL_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
-"""What a module says whose tests are all slow."""
+"""How a module marks all of its tests as slow."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
