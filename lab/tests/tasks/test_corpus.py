@@ -1,6 +1,7 @@
 import importlib
 import os
 import random
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlion_lab.errors import DataError
-from distlion_lab.tasks.corpus import STDLIB_BYTES, load_corpus
+from distlion_lab.tasks.corpus import load_corpus
 
 
 @pytest.fixture
@@ -20,11 +21,13 @@ def datasets(tmp_path, monkeypatch):
     return module
 
 
-def test_embedded_corpus_is_python_source_within_its_size_cap():
+def test_embedded_corpus_is_prose_and_says_nothing_twice():
     corpus = load_corpus(None)
-    assert b"import " in corpus.train
-    # The file that crosses the cap is still taken whole.
-    assert len(corpus.train) + len(corpus.heldout) < 1.2 * STDLIB_BYTES
+    lines = (corpus.train + corpus.heldout).decode().splitlines()
+    assert 200_000 < sum(map(len, lines)) < 1_000_000
+    assert len(set(lines)) == len(lines)
+    assert all(line[0].isupper() and line[-1] in ".:" for line in lines)
+    assert set("".join(lines)) <= set(string.ascii_letters + " ,.:;()'\"-")
 
 
 def test_embedded_corpus_holds_out_whole_files():

@@ -251,9 +251,9 @@ def test_model_config_sets_the_context(task):
     assert batch.targets.shape == (64, TINY["n_positions"])
 
 
-def test_preset_has_about_a_million_parameters():
+def test_preset_has_about_half_a_million_parameters():
     preset = TextTask(data=None, tokenizer=Tokenizer.BYTE, model_config=None, batch_size=1)
-    assert 500_000 < sum(p.numel() for p in preset.build_model(seed=0).parameters()) < 1_500_000
+    assert 300_000 < sum(p.numel() for p in preset.build_model(seed=0).parameters()) < 600_000
 
 
 def test_untrained_loss_is_near_that_of_guessing(task):
@@ -297,7 +297,8 @@ def test_a_sample_continues_the_text_from_the_start_of_a_line(task, numbered):
     sample = task.sample(task.build_model(seed=0), seed=0)
     assert sorted(sample) == ["data", "model", "prompt"]
     text = sample["prompt"] + sample["data"]
-    assert len(text) == 16 and len(sample["prompt"]) == 4
+    assert len(text) == 32 and len(sample["model"]) == len(sample["data"])
+    assert sample["prompt"] == text[:8]  # the end of the line is its eighth
     assert f"\n{text}" in numbered.read_text()
 
 
@@ -322,7 +323,9 @@ def test_a_text_without_line_ends_has_a_sample(tmp_path, config_path):
     task = TextTask(
         data=str(path), tokenizer=Tokenizer.BYTE, model_config=config_path, batch_size=1
     )
-    assert len(task.sample(task.build_model(seed=0), seed=0)["data"]) == 12
+    sample = task.sample(task.build_model(seed=0), seed=0)
+    assert sample["prompt"].endswith(" ") and 3 <= len(sample["prompt"]) <= 8
+    assert len(sample["prompt"] + sample["data"]) == 32
 
 
 def test_what_is_unknown_is_never_written(tmp_path):

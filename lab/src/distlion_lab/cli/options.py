@@ -89,7 +89,7 @@ DATA = choice(
     str,
     "Text: a file, a folder of .txt books, hf:NAME or hf:NAME:CONFIGURATION. "
     "Images: cifar-10-batches-py.",
-    "Python's standard library; scikit-learn's digits",
+    "prose of Python's standard library; scikit-learn's digits",
 )
 PARTITION = choice(
     PartitionName,

@@ -22,7 +22,6 @@ from distlion_lab.tasks.models import (
     build_language_model,
     default_language_config,
     read_model_config,
-    word_language_config,
 )
 from distlion_lab.tasks.partition import Contiguous, TextPartition
 from distlion_lab.tasks.vocabulary import (
@@ -98,7 +97,7 @@ class TextTask:
     Args:
         data: Source of the text, as in ``load_corpus``.
         tokenizer: Level of the tokens.
-        model_config: Path of a transformers config; None for a preset of 0.8 million parameters, or
+        model_config: Path of a transformers config; None for a preset of 0.4 million parameters, or
             0.7 million for words.
         batch_size: Windows of a worker in a step.
         partition: Assignment of parts of the text to ranks.
@@ -139,10 +138,7 @@ class TextTask:
     def _read_config(self, path: Path | None, tokenizer: Tokenizer) -> PreTrainedConfig:
         needed = len(self._tokens.vocabulary)
         if path is None:
-            describe = (
-                word_language_config if tokenizer is Tokenizer.WORD else default_language_config
-            )
-            return describe(needed, context=DEFAULT_CONTEXT)
+            return default_language_config(needed, context=DEFAULT_CONTEXT)
         config = read_model_config(path)
         vocab_size = getattr(config, "vocab_size", None)
         if vocab_size is None or vocab_size < needed:
@@ -211,25 +207,40 @@ class TextTask:
     def sample(self, model: nn.Module, *, seed: int) -> dict[str, str]:
         """Let a model continue a line from the middle of the validation text.
 
-        Each token is drawn from softmax(logits / 0.7) over known words or characters. Prompt and
-        continuation have 128 tokens, or fill a shorter context; a quarter of them is the prompt.
+        Each token is drawn from softmax(logits / 0.7) over known words or characters, given the
+        last tokens that fit the context. The prompt has up to 64 tokens, or half of a shorter
+        context, and ends behind a space if it has one; prompt and continuation have four times as
+        many.
 
         Args:
             model: The model; it is evaluated where its parameters are, without gradients.
             seed: Seed of the draws.
         """
         heldout, vocabulary = self._tokens.heldout, self._tokens.vocabulary
+        given = max(1, min(self.context, DEFAULT_CONTEXT) // 2)
         start = self._find_line(len(heldout) // 2)
-        window = heldout[start : start + min(self.context, DEFAULT_CONTEXT)].tolist()
-        prompt = window[: max(1, len(window) // 4)]
+        window = heldout[start : start + 4 * given].tolist()
+        prompt = self._cut_after_space(window[:given])
         written = _write(
-            model, prompt, len(window), seeded_generator(seed), never=vocabulary.unknown
+            model,
+            prompt,
+            len(window),
+            seeded_generator(seed),
+            context=self.context,
+            never=vocabulary.unknown,
         )
         return {
             "prompt": vocabulary.decode(prompt),
             "model": vocabulary.decode(written),
             "data": vocabulary.decode(window[len(prompt) :]),
         }
+
+    def _cut_after_space(self, prompt: list[int]) -> list[int]:
+        """Return what ends behind the last space; all of what has none."""
+        for end in range(len(prompt), 0, -1):
+            if self._tokens.vocabulary.decode(prompt[end - 1 : end]).isspace():
+                return prompt[:end]
+        return prompt
 
     def _find_line(self, middle: int) -> int:
         """Return the place behind the first end of a line within a context, or the middle."""
@@ -265,6 +276,7 @@ def _write(
     n_tokens: int,
     generator: torch.Generator,
     *,
+    context: int,
     never: Sequence[int],
 ) -> list[int]:
     """Continue a prompt up to ``n_tokens``, and return the new tokens, none of ``never``."""
@@ -273,9 +285,8 @@ def _write(
     model.eval()
     with torch.inference_mode():
         while len(codes) < n_tokens:
-            logits = model(
-                input_ids=torch.tensor([codes], dtype=torch.int64, device=device)
-            ).logits[0, -1]
+            seen = torch.tensor([codes[-context:]], dtype=torch.int64, device=device)
+            logits = model(input_ids=seen).logits[0, -1]
             logits = logits.float().cpu() / _TEMPERATURE
             logits[list(never)] = -torch.inf
             shares = logits.softmax(dim=-1)
