@@ -151,7 +151,12 @@ def _lay_out(find: Find) -> Iterator[Block]:
     yield Table([*header, "passes"], [_row(each) for each in outcomes])
     yield Heading("What has been run")
     header = ["part", "cells", "complete", "runs open", "runs reported", "of these on a GPU"]
-    yield Table(header, list(rows_of_progress(find, DELAY_PARTS)))
+    judged = {each.part for each in outcomes}
+    left = {part.name for part in leave_out_failed(DELAY_PARTS, find) if part.methods}
+    parts = [part for part in DELAY_PARTS if part.name in judged | left]
+    yield Table(header, list(rows_of_progress(find, parts)))
+    if len(parts) < len(DELAY_PARTS):
+        yield Paragraph("Other cells are not run, as each form of votes has failed in one.")
 
 
 def _row(each: Outcome) -> list[str]:

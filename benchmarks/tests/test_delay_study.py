@@ -64,6 +64,14 @@ def test_form_that_has_failed_is_not_run_in_later_cells(quality: Any) -> None:
     assert len(second.methods) == len(first.methods) == 2
 
 
+def test_page_lists_no_cells_that_are_not_to_be_run(quality: Any) -> None:
+    archive = Archive(quality, best_at(("delayed-", 0.02)))
+    archive.complete(quality.delay.DELAY_PARTS[:1])
+    page = quality.delay.render_markdown(list(quality.delay._lay_out(archive.find)))
+    assert "| delay-text | 4 | 4 | 0 |" in page
+    assert "delay-images" not in page and "Other cells are not run" in page
+
+
 def test_late_step_takes_the_longer_one_of_computing_and_exchanging(quality: Any) -> None:
     archive = Archive(quality, best_at())
     archive.complete(quality.delay.DELAY_PARTS[:1])
