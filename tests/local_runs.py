@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
@@ -52,6 +53,12 @@ def make_grouped_lion(params: Iterable[nn.Parameter]) -> Optimizer:
     return distlion.Lion(groups, lr=1e-3)
 
 
+needs_muon = pytest.mark.skipif(
+    not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon"
+)
+"""Mark of tests whose inner optimizers include Muon."""
+
+
 def make_muon_and_adamw(params: Iterable[nn.Parameter]) -> list[Optimizer]:
     """Make Muon for matrices, and AdamW for all others."""
     matrices, others = split_by_dims(params)
@@ -81,8 +88,9 @@ INNERS: dict[str, Callable[[Iterable[nn.Parameter]], Inner]] = {
     "sgd": make_sgd,
     "lion": make_lion,
     "orthogonalizing lion": make_grouped_lion,
-    "muon and adamw": make_muon_and_adamw,
 }
+if hasattr(torch.optim, "Muon"):
+    INNERS["muon and adamw"] = make_muon_and_adamw
 
 
 class PlainRun:

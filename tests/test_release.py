@@ -102,6 +102,18 @@ def test_files_are_counted_and_checked_before_they_are_published() -> None:
     assert f"= {(len(own) + 1) * len(systems) + 4}\n" in commands
 
 
+def test_the_guide_to_releases_names_every_project_that_is_published() -> None:
+    """PyPI refuses the files of one that was not registered, after it took those before."""
+    guide = (ROOT / "docs/reference/development.md").read_text("utf-8")
+    section = guide.split("## Release\n")[1].split("\n## ")[0]
+    projects = [
+        tomllib.loads(path.read_text("utf-8"))["project"]["name"]
+        for path in [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml")]
+    ]
+    assert len(projects) == 4
+    assert [name for name in projects if f"`{name}`" not in section] == []
+
+
 def test_the_page_on_pypi_links_to_the_repository() -> None:
     """The commands that rewrite README.md leave no link to a file."""
     steps = read_yaml(".github/workflows/release.yml")["jobs"]["sdist"]["steps"]

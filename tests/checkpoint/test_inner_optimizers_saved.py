@@ -13,10 +13,10 @@ import distlion
 from checkpoint.test_local_steps_saved import AT, STEPS, LocalWorker, make_adamw
 from cluster import run_workers
 from distlion.errors import CheckpointError
-from local_runs import EVERY, are_equal
+from local_runs import EVERY, are_equal, needs_muon
 from tiers import in_tiers
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, needs_muon]
 
 
 def split(model: nn.Module) -> tuple[list[Any], list[Any]]:

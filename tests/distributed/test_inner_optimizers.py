@@ -24,12 +24,13 @@ from local_runs import (
     make,
     make_grouped_lion,
     make_muon_and_adamw,
+    needs_muon,
     train,
     train_virtually,
 )
 from tiers import in_tiers
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, needs_muon]
 
 NAMES = ("orthogonalizing lion", "muon and adamw")
 MIXED: dict[str, int | tuple[int, ...]] = {

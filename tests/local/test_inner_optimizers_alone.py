@@ -24,9 +24,12 @@ from local_runs import (
     make_adamw,
     make_lion,
     make_muon_and_adamw,
+    needs_muon,
     step_inner,
     train,
 )
+
+pytestmark = needs_muon
 
 Params = dict[str, nn.Parameter]
 
