@@ -10,7 +10,7 @@ import distlion
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
-from generated import describe_page, read_source, write_docstring, write_planner  # noqa: E402
+from generated import describe_page, read_source, size_pictures, write_docstring, write_planner  # noqa: E402
 
 project = "distlion"
 author = "The distlion developers"
@@ -76,6 +76,7 @@ pygments_dark_style = "monokai"
 def setup(app: object) -> None:
     """Connect what is generated out of the package itself."""
     app.connect("source-read", read_source)  # type: ignore[attr-defined]
+    app.connect("doctree-read", size_pictures)  # type: ignore[attr-defined]
     app.connect("html-page-context", describe_page)  # type: ignore[attr-defined]
     app.connect("build-finished", write_planner)  # type: ignore[attr-defined]
     # Before napoleon.

@@ -25,6 +25,8 @@ MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 COLUMNS = 79
 # Search engines show about so many characters of a page's description.
 DESCRIPTION_CHARACTERS = 160
+# A picture of 4.8 inches has letters as large as the text beside it then.
+PIXELS_PER_INCH = 110
 PLANNER = "planner.html"
 BACK = '<nav style="margin-bottom: 1rem"><a href="index.html">Documentation of distlion</a></nav>'
 LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
@@ -115,7 +117,7 @@ def write_record() -> str:
 def link_planner(folder: str = "../") -> str:
     """Link the planner's page, which only the site has; by default from one folder below it."""
     address = f"{folder}{PLANNER}"
-    return f'<p><a href="{address}">A plan as a page: advice, table and curves</a></p>'
+    return f'<p><a href="{address}">An example of a plan: advice, table and curves</a></p>'
 
 
 def write_planner(app: Any, failure: Exception | None) -> None:
@@ -200,6 +202,22 @@ def describe_page(
     context["body"] = body.replace('<dl>\n<dd><em class="sig-param">', LAYOUT)
     if doctree is not None and (text := find_description(doctree)):
         context["metatags"] += f'<meta name="description" content="{html.escape(text)}">'
+
+
+def size_pictures(app: Any, doctree: Any) -> None:
+    """Show each picture as wide as it was drawn, if the page has room, and link it to its file.
+
+    Sphinx sets the link where a width is given.
+    """
+    from docutils import nodes
+    from PIL import Image
+
+    for node in doctree.findall(nodes.image):
+        file = Path(app.srcdir, node["uri"])
+        if file.suffix == ".png":
+            with Image.open(file) as picture:
+                dpi, _ = picture.info.get("dpi", (PIXELS_PER_INCH, None))
+                node["width"] = f"{round(picture.width / dpi * PIXELS_PER_INCH)}px"
 
 
 def find_description(doctree: Any) -> str:
