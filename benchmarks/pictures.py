@@ -28,6 +28,10 @@ BLUE, ORANGE, GREY = "#3b6ea8", "#d9541e", "#8d96a3"
 RED, GREEN = "#b3121d", "#1a6b33"
 SIGNS = ListedColormap([BLUE, ORANGE])
 PARAMETERS = 124e6
+WIDTH = 4.8
+"""Inches. On a phone letters of the usual size are read then."""
+SHOWN = (6, 8)
+"""Rows and columns of the matrix, so that each count is a number that is read."""
 WINDOW_S = 0.5
 """In which steps are counted."""
 
@@ -65,10 +69,12 @@ def find_directions() -> Tensor:
 
 def draw_vote(directions: Tensor) -> Figure:
     """Draw the directions of all workers, their signs, the sum of the signs, and the majority."""
+    directions = directions[:, : SHOWN[0], : SHOWN[1]]
     signs = directions.sign()
     total = signs.sum(0)
-    figure = Figure(figsize=(11, 3.0), dpi=160, layout="constrained")
-    grid = figure.add_gridspec(2, WORKERS + 4)
+    figure = Figure(figsize=(WIDTH, 4.7), dpi=160, layout="constrained")
+    grid = figure.add_gridspec(3, WORKERS, height_ratios=(1, 1, 2.1))
+    half = WORKERS // 2
     most = float(directions.abs().max())
     for worker in range(WORKERS):
         top, below = (figure.add_subplot(grid[row, worker]) for row in range(2))
@@ -77,23 +83,23 @@ def draw_vote(directions: Tensor) -> Figure:
         below.imshow(signs[worker], cmap=SIGNS, vmin=-1, vmax=1)
         if worker == 0:
             top.set_ylabel("1. direction,\n32 bits")
-            below.set_ylabel("2. its sign is\nsent, 1 bit")
-    counted = figure.add_subplot(grid[:, WORKERS : WORKERS + 2])
+            below.set_ylabel("2. sign,\n1 bit")
+    counted = figure.add_subplot(grid[2, :half])
     counted.imshow(total, cmap="RdBu_r", vmin=-WORKERS, vmax=WORKERS)
     for (row, column), votes in np.ndenumerate(total.int().numpy()):
         color = "white" if abs(votes) == WORKERS else "#3f4650"
         text = f"{votes:+d}" if votes else "0"
-        counted.text(column, row, text, ha="center", va="center", color=color, fontsize="small")
-    counted.set_title("3. votes are added", fontsize="medium")
-    decided = figure.add_subplot(grid[:, WORKERS + 2 :])
+        counted.text(column, row, text, ha="center", va="center", color=color)
+    counted.set_title("3. votes\nare added", fontsize="medium")
+    decided = figure.add_subplot(grid[2, half:])
     ties = total == 0
     decided.imshow(np.ma.masked_array(total.sign(), ties), cmap=SIGNS, vmin=-1, vmax=1)
     for row, column in ties.nonzero().tolist():
         decided.text(column, row, "?", ha="center", va="center", color="#3f4650")
-    decided.set_title("4. the majority comes back, 1 bit", fontsize="medium")
-    kinds = {"+1, up": ORANGE, "-1, down": BLUE, "? a tie: a random bit, equal on all": "white"}
+    decided.set_title("4. the majority\ncomes back, 1 bit", fontsize="medium")
+    kinds = {"+1, up": ORANGE, "-1, down": BLUE, "?, a tie: a random bit": "white"}
     patches = [Patch(facecolor=color, edgecolor="0.4") for color in kinds.values()]
-    figure.legend(patches, kinds.keys(), loc="outside lower right", ncols=3, fontsize="small")
+    figure.legend(patches, kinds.keys(), loc="outside lower center", ncols=3, columnspacing=1)
     for each in figure.axes:
         each.set_xticks([])
         each.set_yticks([])
@@ -109,9 +115,9 @@ def list_bytes(workers: int) -> dict[str, float]:
     share = (workers - 1) / workers
     return {
         "DDP, fp32": 64 * share,
-        "DDP, gradients sent in fp16": 32 * share,
+        "DDP, sent in fp16": 32 * share,
         "DiLoCo, every 8 steps": 64 * share / 8,
-        "votes with feedback, 2 bits": 3 * share,
+        "votes with feedback,\n2 bits": 3 * share,
         "votes": 2 * share,
         "votes every 8 steps": 2 * share / 8,
     }
@@ -119,18 +125,20 @@ def list_bytes(workers: int) -> dict[str, float]:
 
 def draw_bytes(workers: int = 4) -> Figure:
     """Draw the megabytes that a worker sends in a step."""
-    figure = Figure(figsize=(8.4, 2.7), dpi=160, layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.4), dpi=160, layout="constrained")
     axes = figure.subplots()
     methods = list_bytes(workers)
     for row, (name, bits) in enumerate(reversed(methods.items())):
         megabytes = bits * PARAMETERS / 8e6
         color = ORANGE if name.startswith("votes") else GREY
         axes.barh(row, megabytes, color=color, height=0.72)
-        axes.text(megabytes, row, f"  {megabytes:,.3g} MB", va="center", fontsize="small")
+        axes.text(megabytes, row, f"  {megabytes:,.3g} MB", va="center")
     axes.set_yticks(range(len(methods)), list(reversed(methods)))
-    axes.set_xlim(0, 850)
+    axes.set_xlim(0, 1000)
     size = f"{PARAMETERS / 1e6:.0f} million parameters, {workers} workers"
-    axes.set_xlabel(f"megabytes that a worker sends in a step, computed; {size}")
+    figure.supxlabel(
+        f"megabytes that a worker sends in a step,\ncomputed; {size}", fontsize="medium"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -169,7 +177,7 @@ def draw_timeline(record: dict[str, Any]) -> Figure:
     end_s = moments_s[-1]
     edges_s = np.arange(0.0, end_s, WINDOW_S)
     rates = np.histogram(moments_s, edges_s)[0] / WINDOW_S
-    figure = Figure(figsize=(8.4, 4.2), dpi=160, layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.0), dpi=160, layout="constrained")
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     top.stairs(rates, edges_s, fill=True, color=ORANGE, alpha=0.35)
     top.stairs(rates, edges_s, color=ORANGE)
@@ -185,9 +193,7 @@ def draw_timeline(record: dict[str, Any]) -> Figure:
     for moment_s, words, color in list_marks(record["events"], record["members"]):
         for axes in (top, below):
             axes.axvline(moment_s, color=color, linewidth=1.2)
-        top.text(
-            moment_s + 0.4, 1.97 * most, words, rotation=90, va="top", fontsize="small", color=color
-        )
+        top.text(moment_s + 0.4, 1.97 * most, words, rotation=90, va="top", color=color)
     for axes in (top, below):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(0, end_s)

@@ -89,17 +89,16 @@ def list_totals(traced: Traced) -> Iterator[tuple[str, float, int]]:
 
 def draw(record: dict[str, Any]) -> bytes:
     """Draw each method: a row for each thread of each host, time from left to right."""
-    figure = Figure(figsize=(9, 1.4 + 1.1 * record["hosts"] * len(METHODS)), dpi=150)
+    figure = Figure(figsize=(4.8, 2 + 0.9 * record["hosts"] * len(METHODS)), dpi=160)
     figure.set_layout_engine("constrained")
     all_axes = figure.subplots(len(METHODS), 1, sharex=True)
     for axes, (name, title) in zip(all_axes, METHODS.items(), strict=True):
         draw_step(axes, read_spans(record, name))
         axes.set_title(title, loc="left", fontsize="medium")
     all_axes[-1].set_xlim(left=600 * record["workload"]["step_s"])
-    all_axes[-1].set_xlabel("milliseconds since the step began; its beginning is cut off")
-    all_axes[0].legend(
-        frameon=False, ncols=4, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1.12)
-    )
+    all_axes[-1].set_xlabel("milliseconds since the step began;\nits beginning is cut off")
+    named = all_axes[0].get_legend_handles_labels()
+    figure.legend(*named, frameon=False, ncols=2, loc="outside upper left")
     return save(figure)
 
 

@@ -30,7 +30,7 @@ def draw_overview(record: dict[str, Any], figure_path: Path) -> None:
         record: A sweep on an emulated accelerator.
         figure_path: Where the PNG goes; an existing file is replaced.
     """
-    figure = Figure(figsize=(7.6, 3.3), dpi=200, layout="constrained")
+    figure = Figure(figsize=(4.8, 4.4), dpi=160, layout="constrained")
     axes = figure.subplots()
     results = record["results"]
     for place, rate in enumerate(RATES):
@@ -45,7 +45,7 @@ def draw_overview(record: dict[str, Any], figure_path: Path) -> None:
     hosts, millions = record["settings"]["hosts"], record["n_parameters"] / 1e6
     step_s = record["settings"]["workload"]["step_s"]
     axes.set_title(
-        f"A step of {millions:.1f} million parameters on {hosts} emulated hosts, "
+        f"A step of {millions:.1f} million parameters on\n{hosts} emulated hosts, "
         f"{step_s:g} s of it computing",
         loc="left",
         fontsize="medium",
@@ -61,7 +61,12 @@ def draw_rate(axes: Axes, place: int, seconds: dict[str, dict[str, float]]) -> N
         where = place + (number - middle) * WIDTH
         axes.bar(where, median, WIDTH * 0.94, color=color, label=None if place else label)
         axes.annotate(
-            f"{median:.2f}", (where, median), (0, 3), textcoords="offset points", ha="center"
+            f"{median:.2f}",
+            (where, median),
+            (0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
         )
     reach = len(METHODS) / 2 * WIDTH
     floor = seconds["none"]["median"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 
 import target_path  # noqa: F401
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_DPI = 110
+_DPI = 160
+_COLUMNS = 2
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 """Points of each method by its title."""
 _COLORS = {
@@ -33,14 +35,18 @@ def draw_panels(panels: Mapping[str, Lines], targets: Sequence[float], unit: str
     shown = {title: lines for title, lines in panels.items() if lines}
     if not shown:
         return None
-    figure = Figure(figsize=(4.4 * len(shown), 5.2), dpi=_DPI, layout="constrained")
-    axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-    for each, (title, lines) in zip(axes, shown.items(), strict=True):
+    # Two in a row, so that letters are read on a phone too.
+    rows = math.ceil(len(shown) / _COLUMNS)
+    figure = Figure(figsize=(4.8, 2.4 * rows + 1.7), dpi=_DPI, layout="constrained")
+    axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True).flatten()
+    for each in axes[len(shown) :]:
+        each.remove()
+    for each, (title, lines) in zip(axes, shown.items(), strict=False):
         _draw_panel(each, title, lines, targets)
-    axes[0].set_ylabel(f"test loss, {unit}")
-    handles = {line.get_label(): line for each in axes for line in each.get_lines()}
+    figure.supylabel(f"test loss, {unit}", fontsize="medium")
+    handles = {line.get_label(): line for each in figure.axes for line in each.get_lines()}
     named = {title: line for title, line in handles.items() if not str(title).startswith("_")}
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(named.values(), named.keys(), loc="outside lower center")
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
@@ -55,5 +61,5 @@ def _draw_panel(axes: Axes, title: str, lines: Lines, targets: Sequence[float]) 
     for target in targets:
         axes.axhline(target, color="0.6", linewidth=0.8, linestyle="--", label=label)
     axes.set_xscale("log")
-    axes.set_title(title, loc="left", fontsize=9)
+    axes.set_title(title, loc="left", fontsize="medium")
     axes.grid(visible=True, alpha=0.3)

@@ -14,7 +14,7 @@ from settings import CAUTIOUS, MARGINS, MASKED, PAPER, SETTINGS, SHORT
 
 Place = tuple[int, int, str]
 """Number of the setting, number of workers, and the label below the axis."""
-_DPI = 110
+_DPI = 160
 _TITLES = {"text": "GPT on novels", "images": "convolutions on CIFAR-10"}
 _UNITS = {"text": "nats a byte", "images": "points of test error"}
 _LINEAR_BELOW, _LONG_SCALE = 0.02, 0.3
@@ -48,15 +48,16 @@ def draw_distances(claims: Sequence[Claim], shown_as: Mapping[str, str] = SHOWN)
     tasks = [task for task in MARGINS if any(each.cell.setting.task == task for each in shown)]
     if not tasks:
         return None
-    figure = Figure(figsize=(6.5 * len(tasks), 5.5), dpi=_DPI, layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
+    # One below the other, so that letters are read on a phone too.
+    figure = Figure(figsize=(4.8, 4 * len(tasks) + 1.8), dpi=_DPI, layout="constrained")
+    for axes, task in zip(figure.subplots(len(tasks), 1, squeeze=False).flat, tasks, strict=True):
         own = [each for each in shown if each.cell.setting.task == task]
         _draw_task(axes, task, own, shown_as)
     named = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(named.values(), named.keys(), loc="outside lower center", fontsize=9)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
@@ -78,7 +79,9 @@ def list_lines(
 def _draw_task(axes: Axes, task: str, claims: Sequence[Claim], shown_as: Mapping[str, str]) -> None:
     columns = sorted({_place(each) for each in claims})
     margin = ", ".join(f"{MARGINS[each]:g} {_UNITS[each]}" for each in MARGINS)
-    axes.axhspan(-MARGINS[task], MARGINS[task], color="0.85", label=f"a match: all within {margin}")
+    axes.axhspan(
+        -MARGINS[task], MARGINS[task], color="0.85", label=f"a match: all within\n{margin}"
+    )
     axes.axhline(0, color="0.4", linewidth=0.8)
     lines = {label: line for label, line in list_lines(claims, shown_as).items() if line}
     names = list(shown_as.values())
@@ -101,9 +104,9 @@ def _draw_task(axes: Axes, task: str, claims: Sequence[Claim], shown_as: Mapping
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW)
         axes.set_yticks([-0.02, -0.01, 0, 0.01, 0.02, 0.1, 1], minor=False)
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(range(len(columns)), [label for *_, label in columns], fontsize=8)
+    axes.set_xticks(range(len(columns)), [label for *_, label in columns], fontsize=9)
     axes.set_xlim(-0.5, len(columns) - 0.5)
-    scale = f" (above {_LINEAR_BELOW} logarithmic)" if is_long else ""
+    scale = f"\n(above {_LINEAR_BELOW} logarithmic)" if is_long else ""
     axes.set_ylabel(
         f"loss minus AdamW's, {_UNITS[task]}{scale}"
         if task == "text"
@@ -111,7 +114,7 @@ def _draw_task(axes: Axes, task: str, claims: Sequence[Claim], shown_as: Mapping
     )
     for place, words in ((0.98, "worse than AdamW"), (0.02, "better than AdamW")):
         axes.text(0.995, place, words, transform=axes.transAxes, ha="right", va="center")
-    axes.set_xlabel("parameters of the network, steps of the run, workers", fontsize=8)
+    axes.set_xlabel("parameters, steps and workers")
     axes.set_title(f"{_TITLES[task]}, lower is better")
     axes.grid(visible=True, axis="y", alpha=0.3)
 
@@ -123,7 +126,5 @@ def _without_decay(claim: Claim) -> str:
 def _place(claim: Claim) -> Place:
     workers = claim.cell.workers or 4
     first, *_ = claim.difference.method.records.values()
-    label = (
-        f"{first['parameters'] / 1e6:.2f} M\n{claim.cell.setting.steps:,} steps\n{workers} workers"
-    )
+    label = f"{first['parameters'] / 1e6:.2f} M\n{claim.cell.setting.steps:,}\n{workers}"
     return list(SETTINGS).index(claim.setting), workers, label

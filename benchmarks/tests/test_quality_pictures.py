@@ -49,7 +49,7 @@ def test_a_method_is_shown_with_its_own_decay_where_it_ran_with_it(quality: Any)
         "Lion on the mean gradient, betas (0.9, 0.95)": ["tuned"],
     }
     (_, _, below), _ = lines["one bit, betas (0.9, 0.95)"]
-    assert below == "0.12 M\n1,000 steps\n4 workers"
+    assert below == "0.12 M\n1,000\n4"
 
 
 @pytest.mark.parametrize("options", [["--lanes", "0", "--device", "cuda"], ["--lanes", "4"]])
