@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RECORD = RESULTS / "gpu" / "hosts_first_look.json"
-SIZE = (4.8, 4.8)
+SIZE = (4.8, 4.2)
 """Inches. A phone shows the picture so wide that these letters are read there."""
 RATES = {"10gbit": "10 Gbit/s links", "1gbit": "1 Gbit/s links"}
 METHODS = {
@@ -27,7 +27,7 @@ METHODS = {
 
 def draw(record: dict[str, Any]) -> Figure:
     """Draw a bar for each method at each rate, with its seconds and its share of full speed."""
-    figure = Figure(figsize=SIZE, dpi=160, layout="constrained")
+    figure = Figure(figsize=SIZE, dpi=140, layout="constrained")
     all_axes = figure.subplots(len(RATES), 1, sharex=True)
     for axes, (rate, title) in zip(all_axes, RATES.items(), strict=True):
         seconds = record["seconds"][rate]
