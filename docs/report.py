@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "studies" / "report.md"
 AUTHOR = "The distlion developers"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)([^)]+)\)")
+PICTURE = re.compile(r"(!\[[^\]]*\]\()\.\./([^)]+\))")
+# Of the text. Pictures are drawn for phones, with letters larger than paper needs.
+PICTURE_WIDTH = "50%"
 HEADER = """
 #set page(paper: "a4", margin: (x: 2.3cm, y: 2.4cm), numbering: "1")
 #set text(font: "Libertinus Serif", size: 10pt)
@@ -41,7 +44,7 @@ def write_report(path: Path) -> None:
         path: The file to write.
     """
     title, _, body = name_files(SOURCE.read_text("utf-8")).partition("\n")
-    with_images = body.replace("](../", f"]({ROOT}/")
+    with_images = PICTURE.sub(rf"\g<1>{ROOT}/\g<2>{{width={PICTURE_WIDTH}}}", body)
     written = pypandoc.convert_text(
         with_images,
         "typst",
