@@ -75,10 +75,11 @@ def load_corpus(source: str | None) -> Corpus:
 
     Args:
         source: None for the prose in the docstrings of Python's standard library, a book for each
-            of its files; ``hf:NAME`` or ``hf:NAME:CONFIGURATION`` for a Hugging Face data set; otherwise a path. The path leads
-            to a text file, or to a folder with books as ``.txt`` files, in the order of their
-            names. Every 20th book of a folder is for validation, or the last one of fewer. Of any
-            other text, the last 5 % are, or up to 10 % from the end of a line or word.
+            of its files; ``hf:NAME`` or ``hf:NAME:CONFIGURATION`` for a Hugging Face data set;
+            otherwise a path. The path leads to a text file, or to a folder with books as ``.txt``
+            files, in the order of their names. Every 20th book of a folder is for validation, or
+            the last one of fewer. Of any other text, the last 5 % are, or up to 10 % from the end
+            of a line or word.
 
     Raises:
         DataError: The text does not exist, cannot be read, is empty, is no UTF-8, has more than
