@@ -9,7 +9,9 @@ LOST_AFTER = ("crew/test_lost_after_commit.py",)
 MISFITS = ("crew/test_misfits.py",)
 ADMISSION = ("crew/test_admission.py",)
 LEFT = ("crew/test_left.py",)
+NO_PLACE = (f"{ADMISSION[0]}::test_who_asks_where_no_place_is_left_is_seen_and_ends_no_epoch",)
 FOUND = ("simulation/test_found_in_crews.py",)
+TAKEN = (f"{FOUND[0]}::test_what_comes_while_an_epoch_may_still_fail_does_not_reach_parameters",)
 
 CREW_MUTATIONS = (
     Mutation(
@@ -53,7 +55,7 @@ CREW_MUTATIONS = (
         "crew/optimizer.py",
         "new = [param.clone() for param in own] if epoch.takes_parameters else own",
         "new = own",
-        CREWS,
+        TAKEN,
     ),
     Mutation(
         "crew: hyperparameters of an epoch that failed are kept",
@@ -172,7 +174,7 @@ CREW_MUTATIONS = (
         "crew/lookout.py",
         "self._rendezvous.count_places(len(epoch.members)) > 0",
         "True",
-        FOUND,
+        NO_PLACE,
     ),
     Mutation(
         "crew: who has left its epoch tells others that it trains",
