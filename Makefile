@@ -25,8 +25,8 @@ DOCS_PACKAGES := -e '.[integrations,gpu,dev,docs]' -e lab -e netlab -e flower
 INTERPRETED := TRITON_INTERPRET=1
 # What `make test` runs beside everything else; tests/harness.py marks it.
 APART := tests/crew tests/distributed campaigns/fuzz tests/integrations
-# Of these, what mostly waits: for members that are silent, and for those that may still come.
-WAITING := tests/crew
+# Of these, what leaves the processors alone for long: crews wait for members that are silent or may still come.
+WAITING := tests/crew tests/integrations
 # The library and a few tests of what is around it; with ARGS, whatever these name.
 QUICK := not slow and not apart$(if $(ARGS),, and not around)
 # Where the core that is built with sanitizers is kept between runs.
@@ -66,16 +66,17 @@ finetune: $(VENV)/.ready-test  ## download a pretrained network and mails (100 M
 
 test: $(VENV)/.ready-test  ## set up, then run every check and the library's quick tests, and sum up
 	@$(run_parts)
-	# Two halves, one for each of two cores: the folders that tests/harness.py keeps apart, and all others.
+	# Three lanes that take equally long: the folders that tests/harness.py keeps apart, in two parts, and all others.
 	others() {
-	    part "tests" $(BIN)/pytest --ignore=tests/test_docs.py $(if $(ARGS),,$(APART:%=--ignore=%)) -m "$(QUICK)" $(ARGS)
-	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
-	    $(docs_part)
+	    part "tests" $(BIN)/pytest $(if $(ARGS),--ignore=tests/test_docs.py,$(APART:%=--ignore=%)) -m "$(QUICK)" $(ARGS)
+	    $(if $(ARGS),$(docs_part))
 	}
-	# Beside both, as it leaves the processors alone.
-	crews() { part "crews" $(BIN)/pytest -m "not slow" $(WAITING); }
+	crews() {
+	    $(if $(ARGS),,part "crews" $(BIN)/pytest -m "not slow" $(WAITING))
+	    $(INTERPRETED) part "GPU kernels" $(BIN)/pytest tests/kernels/test_interpreted.py tests/distributed/test_gpu_*.py -m "not slow"
+	}
 	aside others
-	$(if $(ARGS),,aside crews)
+	aside crews
 	$(code_parts)
 	part "workers" $(BIN)/pytest -m "not slow and apart" $(or $(ARGS),$(filter-out $(WAITING),$(APART)))
 	rejoin
