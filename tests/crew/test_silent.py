@@ -126,11 +126,12 @@ def test_newcomer_that_is_stopped_is_given_up_and_let_in_again() -> None:
 
 
 def compute_for_long(rank: int, size: int, port: int) -> dict[str, Any]:
+    """One member computes for three times as long as one that is silent is waited for."""
     crew = make_crew(port, min_workers=2, max_workers=size, silence_s=1)
 
     def each(optimizer: CrewLion) -> None:
         if rank == 0 and optimizer.committed_step == STRUCK_AT:
-            until_s = time.monotonic() + 5
+            until_s = time.monotonic() + 3
             while time.monotonic() < until_s:
                 sum(range(1000))
 
