@@ -29,7 +29,7 @@ QUICK_DOUBLING, MANY_DOUBLING = (0, 1, 3, 4, 5, 7, 21, 32, 48), 1000
 """In the last three settings differ, a worker gives up, and one leaves."""
 QUICK_CREWS, MANY_CREWS = (2, 6, 18, 23, 24, 31, 32, 35, 37, 73, 86), 1000
 """Every kind of fault, and what planted bugs make fail: in 73, one that is a step behind."""
-JOINS = [1, 2, 5, 7, 9]
+JOINS = [2, 5, 7, 9]
 """In these something dies, is late, is cut off, and stops; in 2 newcomers are let in before a
 batch."""
 QUICK_CALLS = 20
