@@ -257,6 +257,10 @@ def test_what_comes_while_an_epoch_may_still_fail_does_not_reach_parameters(
     assert len({tuple(params[0].tolist()) for params in own.values()}) == 3
 
 
+def test_who_has_not_formed_an_epoch_to_its_end_is_no_member_of_it() -> None:
+    assert find_crew_violations(play_crew(draw_crew_plan(1271))) == []
+
+
 def test_a_crew_measures_its_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
