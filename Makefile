@@ -15,7 +15,7 @@ MINUTES ?= 30
 
 BIN := $(VENV)/bin
 # `make train` without ARGS: votes, then AdamW on the same data, and a race of both over two links.
-TRAINED := --rule majority-orthogonal-betas-90-95 --lr 4e-3 --beside global-adamw --beside-lr 4e-3 \
+TRAINED := --rule majority-orthogonal-betas-90-95 --lr 4e-3 --beside global-adamw-betas-90-95 --beside-lr 4e-3 \
     --exchange all-reduce --steps 300 --race 100mbit,1gbit
 # What is installed in place: distlion with extras, and the packages around it.
 TRAIN_PACKAGES := -e . -e lab -e netlab
