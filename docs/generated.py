@@ -37,7 +37,7 @@ RECORDS = ("benchmarks/results/", "studies/")
 ANSWERS = {
     "docs/recipe": {"## The learning rate": ["learning rate"]},
     "docs/how-to/several-gpus": {"## GPUs": ["NCCL", "GPU"], "## FSDP2": ["FSDP", "FSDP2"]},
-    "docs/how-to/checkpoints": {"# Checkpoints": ["resume", "checkpoint"]},
+    "docs/how-to/checkpoints": {"# Save, load and resume": ["resume", "checkpoint"]},
     "docs/how-to/diagnose": {"## The loss is NaN": ["loss is NaN", "NaN"]},
     "docs/how-to/clipping": {"# Clip gradients": ["gradient clipping"]},
     "docs/how-to/slow-link": {"## Overlap": ["overlap"], "## Own sockets": ["firewall"]},
