@@ -178,13 +178,18 @@ def _has_died_before_pairs(outcome: Outcome) -> bool:
     return has_pairs and not any(diary.committed for diary in outcome.diaries)
 
 
+def _finished(outcome: Outcome) -> set[int]:
+    """Return the ranks that have taken all their steps: others may see that they are gone."""
+    return {rank for rank, diary in enumerate(outcome.diaries) if diary.ending == "finished"}
+
+
 def _names_ended(outcome: Outcome, raised: Raised) -> bool:
     """Return whether an error names ranks as gone that have ended meanwhile, for another reason.
 
     Nobody, where the rank that keeps the store is one of them: then it is not known who is gone.
     """
     diaries = list(enumerate(outcome.diaries))
-    ended = {rank for rank, diary in diaries if diary.ending == "finished"}
+    ended = _finished(outcome)
     # One worker may end by one fault, while others lose another one, or a message that is slow.
     if len(outcome.fired) + outcome.plan.is_slow > 1:
         ended |= {rank for rank, diary in diaries if diary.fatal and diary.fatal.kind not in LOSSES}
@@ -207,9 +212,10 @@ def _find_other_errors(outcome: Outcome) -> Iterator[str]:
     impaired = _impaired(outcome)
     alone = {rank for rank, raised in fatal.items() if raised.kind == CORRUPT}
     if alone and len(alone) < len(fatal):
+        gone = alone | _struck(outcome) | _finished(outcome)
         for rank in set(fatal) - alone - impaired:
             found = fatal.pop(rank)
-            if found.kind not in LOSSES or not set(found.culprits) <= alone | _struck(outcome):
+            if found.kind not in LOSSES or not set(found.culprits) <= gone:
                 yield f"rank {rank} raised {found.kind}{found.culprits} beside {sorted(alone)}"
     n_damaged = sum(fault.kind == "damage" for fault, _ in outcome.fired)
     known = {

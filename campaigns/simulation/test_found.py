@@ -124,3 +124,10 @@ def test_who_cannot_make_a_pair_agrees_on_the_dead_rank_before_it_ends_with_the_
     assert "(rank 1 did not answer)" in first.text
     assert last is not None and last.culprits == (1,)
     assert find_violations(outcome) == []
+
+
+def test_rank_that_has_taken_its_last_step_may_be_missed_beside_a_damaged_frame() -> None:
+    outcome = play(draw_plan(1379))
+    assert [fault.kind for fault, _ in outcome.fired] == ["damage"]
+    assert [diary.ending for diary in outcome.diaries] == ["raised", "raised"] + ["finished"] * 2
+    assert not list(find_violations(outcome))
