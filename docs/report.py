@@ -14,8 +14,8 @@ SOURCE = ROOT / "studies" / "report.md"
 AUTHOR = "The distlion developers"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)([^)]+)\)")
 PICTURE = re.compile(r"(!\[[^\]]*\]\()\.\./([^)]+\))")
-# Of the text. Pictures are drawn for phones, with letters larger than paper needs.
-PICTURE_WIDTH = "50%"
+# Of the text's width. Pictures are drawn for phones, with letters larger than paper needs.
+PICTURE_WIDTH = "44%"
 HEADER = """
 #set page(paper: "a4", margin: (x: 2.3cm, y: 2.4cm), numbering: "1")
 #set text(font: "Libertinus Serif", size: 10pt)
