@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import study_path  # noqa: F401
 from answers import Answer, Claim, list_answers, list_claims
@@ -82,6 +83,9 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         ["setting", "N", "data", "method - reference", "seeds", "difference", "interval", "p", ""],
         [row_of_claim(each) for each in claims if each.difference.n_seeds or is_final(each)],
     )
+    yield Heading("AdamW itself")
+    yield Paragraph("Mean outcome on the test data of AdamW on the mean gradient, even data.")
+    yield Table(["setting", "method", "seeds", "outcome"], list(_rows_of_adamw(claims)))
     yield from _lay_out_lengths(find)
     yield from _lay_out_reached(find)
     yield from _lay_out_replies(find)
@@ -104,6 +108,20 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         ["task", "family", "runs", "name", "rate", "validation loss", "runs of this name"],
         list(_rows_of_tuning(find)),
     )
+
+
+def _rows_of_adamw(claims: Sequence[Claim]) -> Iterator[list[str]]:
+    """Yield a row for each setting in which a method stands beside AdamW on even data."""
+    shown: set[tuple[str, str]] = set()
+    for claim in claims:
+        end = claim.difference.reference
+        key, is_even = (claim.setting, end.cell.method), end.cell.alpha is None
+        if key in shown or not is_even or end.cell.attackers or "adamw" not in end.cell.method:
+            continue
+        shown.add(key)
+        outcomes = end.outcomes()
+        if outcomes:
+            yield [*key, str(len(outcomes)), f"{fmean(outcomes):.3f}"]
 
 
 def _lay_out_lengths(find: Find) -> Iterator[Block]:
