@@ -83,22 +83,11 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         ["setting", "N", "data", "method - reference", "seeds", "difference", "interval", "p", ""],
         [row_of_claim(each) for each in claims if each.difference.n_seeds or is_final(each)],
     )
-    yield Heading("AdamW itself")
-    yield Paragraph("Mean outcome on the test data of AdamW on the mean gradient, even data.")
-    yield Table(["setting", "method", "seeds", "outcome"], list(_rows_of_adamw(claims)))
+    yield from _lay_out_adamw(claims)
     yield from _lay_out_lengths(find)
     yield from _lay_out_reached(find)
     yield from _lay_out_replies(find)
-    controls = list(list_controls(find, find_control))
-    if controls:
-        yield Heading("Runs on a GPU beside the same runs on a CPU")
-        yield Paragraph(
-            "Some runs were made on a GPU. Here are some that were made on both, with the same "
-            "rates and seeds, in float32. They differ in rounding and in the version of torch. "
-            + _judge_controls(controls)
-        )
-        header = ["setting", "method", "seeds", "GPU - CPU", "interval", "p"]
-        yield Table(header, [_row_of_control(each) for each in controls])
+    yield from _lay_out_controls(list(list_controls(find, find_control)))
     yield Heading("Tuning")
     yield Paragraph(
         "With 4 workers, at the shortest setting of each task. A family has a rate, betas and "
@@ -108,6 +97,24 @@ def _lay_out(find: Find, find_control: Find) -> Iterator[Block]:
         ["task", "family", "runs", "name", "rate", "validation loss", "runs of this name"],
         list(_rows_of_tuning(find)),
     )
+
+
+def _lay_out_controls(controls: Sequence[Control]) -> Iterator[Block]:
+    if controls:
+        yield Heading("Runs on a GPU beside the same runs on a CPU")
+        yield Paragraph(
+            "Some runs were made on a GPU. Here are some that were made on both, with the same "
+            "rates and seeds, in float32. They differ in rounding and in the version of torch. "
+            + _judge_controls(controls)
+        )
+        header = ["setting", "method", "seeds", "GPU - CPU", "interval", "p"]
+        yield Table(header, [_row_of_control(each) for each in controls])
+
+
+def _lay_out_adamw(claims: Sequence[Claim]) -> Iterator[Block]:
+    yield Heading("AdamW itself")
+    yield Paragraph("Mean outcome on the test data of AdamW on the mean gradient, even data.")
+    yield Table(["setting", "method", "seeds", "outcome"], list(_rows_of_adamw(claims)))
 
 
 def _rows_of_adamw(claims: Sequence[Claim]) -> Iterator[list[str]]:

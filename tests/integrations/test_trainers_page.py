@@ -55,7 +55,8 @@ def test_at_most_three_lines_change_and_they_are_those_of_the_example(
     page: str, section: str
 ) -> None:
     text = (HOW_TO / f"{page}.md").read_text()
-    code = re.search(rf"^##? {section}\n+```diff\n(.*?)```", text, re.MULTILINE | re.DOTALL)
+    before = r"(?:(?!#|```)[^\n]*\n)*"  # no other heading, no other block
+    code = re.search(rf"^##? {section}\n{before}```diff\n(.*?)```", text, re.MULTILINE | re.DOTALL)
     assert code is not None
     added = [line[1:].strip() for line in code[1].splitlines() if line.startswith("+")]
     example = (ROOT / "examples" / EXAMPLES[page, section]).read_text()
