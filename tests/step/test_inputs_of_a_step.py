@@ -17,7 +17,7 @@ from distlion.step.param import Records, VotingParam, take_gradients
 RULES = {"one tensor kept": distlion.MajorityVote(), "two kept": distlion.FeedbackVote()}
 
 HAS_MAKES = hasattr(Tensor, "__dlpack_c_exchange_api__")
-"""Whether torch has the table by which makes are compared; before 2.10 each step looks anew."""
+"""True if torch has the table that makes are looked up in; torch before 2.10 has none."""
 
 
 def free(tensor: Tensor) -> Tensor:
