@@ -17,7 +17,7 @@ import state_exam
 import toys
 from cluster import run_workers
 from distlion.votes import Aggregation
-from distlion.wire import Exchange, LinkModel
+from distlion.wire import MOST_BYTES_AT_ONCE, Exchange, LinkModel
 from distlion.wire.cost import choose_exchange
 from distlion_lab.planning.planner import compare_methods
 from distlion_lab.planning.scenario import Scenario
@@ -121,7 +121,7 @@ def test_commands_know_their_names() -> None:
 
 def test_forecasts_and_auto_choose_among_them() -> None:
     # Votes too large for one round of AllGather, and a link on which only rounds count.
-    link = LinkModel(latency_s=1.0, rate_bit_per_s=1e15)
+    link = LinkModel(1.0, 1e15, ring_above_bytes=MOST_BYTES_AT_ONCE)
     scenario = Scenario(n_params=1 << 24, nodes=4, link=link, compute_s=1.0)
     methods = {(each.method, each.pattern) for each in compare_methods(scenario).ranked}
     assert ("CautiousVote()", "AtOnce()") in methods

@@ -4,7 +4,15 @@ from dataclasses import replace
 import pytest
 
 from distlion.layout import BucketShape
-from distlion.wire import PATTERNS, AllGather, AllReduce, ByteCount, LinkModel, ParameterServer
+from distlion.wire import (
+    MOST_BYTES_AT_ONCE,
+    PATTERNS,
+    AllGather,
+    AllReduce,
+    ByteCount,
+    LinkModel,
+    ParameterServer,
+)
 from distlion.wire.cost import (
     choose_exchange,
     count_overlap_buckets,
@@ -50,11 +58,26 @@ def test_latency_counts_the_rounds(pattern, n):
 
 
 @pytest.mark.parametrize("n", range(2, 9))
-def test_large_chunks_go_to_one_peer_in_a_round(n):
+def test_large_chunks_go_to_one_peer_in_a_round_along_a_ring_alone(n):
+    straight = LinkModel(1.0, 1e30)
+    ring = replace(straight, ring_above_bytes=MOST_BYTES_AT_ONCE)
     small, large = make_shape(n, 64, 64), make_shape(n, 1 << 20, 1 << 20)
-    assert [AllReduce().cost(shape).rounds for shape in (small, large)] == [2, 1 + (n - 1)]
-    assert [AllGather().cost(shape).rounds for shape in (small, large)] == [1, n - 1]
-    assert [ParameterServer().cost(shape).rounds for shape in (small, large)] == [2, 2]
+
+    def rounds(pattern, *, along_ring):
+        link = ring if along_ring else straight
+        return [round(exchange_seconds(pattern, shape, link)) for shape in (small, large)]
+
+    assert rounds(AllReduce(), along_ring=True) == [2, 1 + (n - 1)]
+    assert rounds(AllGather(), along_ring=True) == [1, n - 1]
+    assert rounds(ParameterServer(), along_ring=True) == [2, 2]
+    assert rounds(AllReduce(), along_ring=False) == rounds(ParameterServer(), along_ring=False)
+    assert rounds(AllGather(), along_ring=False) == [1, 1]
+
+
+def test_auto_prefers_one_round_to_a_ring():
+    link, shape = LinkModel(0.05, 1e9), make_shape(4, 1 << 18, 1 << 18)
+    assert choose_exchange(shape, link) == AllGather()
+    assert choose_exchange(shape, replace(link, ring_above_bytes=MOST_BYTES_AT_ONCE)) != AllGather()
 
 
 def test_further_messages_of_a_round_cost_time_of_their_own():

@@ -7,7 +7,7 @@ from distlion.wire import LinkModel
 
 
 def test_repr_rebuilds_the_model():
-    link = LinkModel(1.5e-4, 9.4e8, full_duplex=False, message_s=5e-6)
+    link = LinkModel(1.5e-4, 9.4e8, full_duplex=False, message_s=5e-6, ring_above_bytes=64)
     assert eval(repr(link), {"LinkModel": LinkModel}) == link
 
 
@@ -19,6 +19,7 @@ def test_repr_rebuilds_the_model():
         {"latency_s": 0.0, "rate_bit_per_s": 0.0},
         {"latency_s": 0.0, "rate_bit_per_s": math.inf},
         {"latency_s": 0.0, "rate_bit_per_s": 1.0, "message_s": -1.0},
+        {"latency_s": 0.0, "rate_bit_per_s": 1.0, "ring_above_bytes": -1},
     ],
 )
 def test_value_out_of_range_is_an_error(arguments):

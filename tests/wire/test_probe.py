@@ -5,7 +5,7 @@ import pytest
 import torch.distributed as dist
 
 from cluster import run_workers
-from distlion.wire import ByteCount, Gloo, LinkModel, probe, probe_link
+from distlion.wire import MOST_BYTES_AT_ONCE, ByteCount, Gloo, LinkModel, probe, probe_link
 from distlion.wire.probe import LinkProbe, probe_ranks
 from rank_process import PROBE
 
@@ -21,6 +21,9 @@ def measure(rank, world_size, settings):
     link.counted = ByteCount(1, 2, 3)
     model = probe_link(link, step=0)
     found = probe_ranks(link, step=0)
+    assert world_size == 1 or model.ring_above_bytes == MOST_BYTES_AT_ONCE
+    link.ring_above_bytes = None
+    assert probe_link(link, step=0).ring_above_bytes is None
     return model, found, link.counted
 
 
@@ -85,6 +88,7 @@ class SlowStart:
     """A link of two whose TCP begins with a window of 14,600 bytes and doubles it in each round."""
 
     n_members, rank, ranks = 2, 0, (0, 1)
+    ring_above_bytes = None
 
     def __init__(self, latency_ns, rate_bit_per_s):
         self.latency_ns, self.rate_bit_per_s = latency_ns, rate_bit_per_s

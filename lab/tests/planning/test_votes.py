@@ -7,7 +7,14 @@ import matrix
 from distlion.errors import InvalidArgumentError
 from distlion.votes import MajorityVote, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
-from distlion.wire import AllGather, AllReduce, Exchange, LinkModel, ParameterServer
+from distlion.wire import (
+    MOST_BYTES_AT_ONCE,
+    AllGather,
+    AllReduce,
+    Exchange,
+    LinkModel,
+    ParameterServer,
+)
 from distlion.wire.cost import MOST_OVERLAP_BUCKETS, exchange_seconds
 from distlion.wire.recursive_doubling import RecursiveDoubling
 from distlion_lab.planning.line import model_line
@@ -88,7 +95,7 @@ def test_forecast_adds_up(rule, pattern):
     scenario = make_scenario()
     forecast = forecast_votes(scenario, rule, pattern, overlap=False)
     shape = rule.shape_of(scenario.n_params, scenario.nodes)
-    assert forecast.communication_s == exchange_seconds(pattern, shape, scenario.link)
+    assert forecast.communication_s == exchange_seconds(pattern, shape, scenario.worker_link)
     assert forecast.exposed_s == forecast.communication_s
     parts_s = scenario.compute_s + forecast.arithmetic_s + forecast.exposed_s
     assert forecast.step_s == pytest.approx(parts_s)
@@ -301,3 +308,20 @@ def test_orthogonalized_directions_cost_their_matrix_products() -> None:
 def test_width_out_of_range_is_refused(width: int) -> None:
     with pytest.raises(InvalidArgumentError, match="orthogonalized_width"):
         make_scenario(orthogonalized_width=width)
+
+
+def test_a_ring_costs_rounds_over_gloo_alone():
+    shape = MajorityVote().shape_of(1 << 22, 4)
+    forecasts = {
+        wire: forecast_votes(
+            make_scenario(n_params=1 << 22, wire=wire, link=LinkModel(1.0, 1e30)),
+            MajorityVote(),
+            AllReduce(),
+            overlap=False,
+        )
+        for wire in ("gloo", "tcp")
+    }
+    assert shape.reply_chunk.n_bytes > MOST_BYTES_AT_ONCE
+    assert forecasts["gloo"].communication_s == pytest.approx(1 + 3)
+    # Each round over own sockets takes half of one of Gloo's.
+    assert forecasts["tcp"].communication_s == pytest.approx(2 * 0.5)

@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -267,8 +267,9 @@ class _Sweep:
 
     def _probe(self) -> LinkModel:
         """Measure the link a few times and take the best: other load can only slow it down."""
-        links = [self._fleet.ask("probe")[0] for _ in range(_PROBES)]
-        return LinkModel(
+        links: list[LinkModel] = [self._fleet.ask("probe")[0] for _ in range(_PROBES)]
+        return replace(
+            links[0],
             latency_s=min(link.latency_s for link in links),
             rate_bit_per_s=max(link.rate_bit_per_s for link in links),
         )

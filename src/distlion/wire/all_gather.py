@@ -21,7 +21,7 @@ from distlion.wire.pattern import (
     fire_counted,
     fire_framed,
 )
-from distlion.wire.transport import ByteCount, Transport, all_gather_rounds
+from distlion.wire.transport import ONE_ROUND, ByteCount, Transport
 from distlion.wire.verdict import Verdict, judge_chunks
 
 
@@ -48,11 +48,12 @@ class AllGather(Exchange):
     def cost(self, shape: BucketShape) -> Cost:
         n = shape.n_shards
         return Cost(
-            rounds=all_gather_rounds(n, shape.whole_vote_chunk.n_bytes),
+            rounds=ONE_ROUND,
             both_ways=True,
             frames_written=1,
             frames_read=n,
             counted_bytes=n * n * shape.vote_bytes,
+            gathered_bytes=shape.whole_vote_chunk.n_bytes,
         )
 
     def exchange(

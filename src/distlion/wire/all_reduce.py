@@ -20,7 +20,7 @@ from distlion.wire.pattern import (
     fire_counted,
     fire_framed,
 )
-from distlion.wire.transport import ONE_ROUND, ByteCount, Transport, all_gather_rounds
+from distlion.wire.transport import ONE_ROUND, ByteCount, Transport
 from distlion.wire.verdict import Verdict, find_errors, judge_chunks
 
 
@@ -45,11 +45,12 @@ class AllReduce(Exchange):
     def cost(self, shape: BucketShape) -> Cost:
         n = shape.n_shards
         return Cost(
-            rounds=ONE_ROUND + all_gather_rounds(n, shape.reply_chunk.n_bytes),
+            rounds=2 * ONE_ROUND,
             both_ways=True,
             frames_written=n + 1,
             frames_read=2 * n,
             counted_bytes=n * shape.vote_bytes,
+            gathered_bytes=shape.reply_chunk.n_bytes,
         )
 
     def exchange(

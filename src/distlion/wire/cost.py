@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from distlion.errors import InvalidArgumentError
 from distlion.layout import BucketShape
 from distlion.wire.all_reduce import AllReduce
-from distlion.wire.pattern import Exchange
+from distlion.wire.pattern import Cost, Exchange
 from distlion.wire.registry import PATTERNS
 
 
@@ -27,6 +27,9 @@ class LinkModel:
         full_duplex: Whether it can receive at the same rate meanwhile.
         message_s: Seconds that every further message of a round takes; 0 or more. A measured
             latency includes them already, as it was measured with all peers.
+        ring_above_bytes: An all-gather passes larger chunks along a ring, in one round less than
+            there are workers, as Gloo does (gloo/allgather.cc); smaller ones take one round. 0 or
+            more. None for a link without rings, such as one of distlion's own sockets.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -36,6 +39,7 @@ class LinkModel:
     rate_bit_per_s: float
     full_duplex: bool = True
     message_s: float = 0.0
+    ring_above_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "message_s"):
@@ -46,6 +50,16 @@ class LinkModel:
             raise InvalidArgumentError(
                 f"LinkModel(rate_bit_per_s={self.rate_bit_per_s!r}): expected a number above 0"
             )
+        if self.ring_above_bytes is not None and self.ring_above_bytes < 0:
+            raise InvalidArgumentError(
+                f"LinkModel(ring_above_bytes={self.ring_above_bytes!r}): expected 0 bytes or more"
+            )
+
+    def count_rounds(self, cost: Cost, n_workers: int) -> int:
+        """Return the rounds of an exchange on this link."""
+        least = self.ring_above_bytes
+        is_ring = least is not None and cost.gathered_bytes > least
+        return cost.rounds + (n_workers - 2 if is_ring else 0)
 
     def transfer_s(self, sent_bytes: float, received_bytes: float) -> float:
         """Return the seconds to send and receive bytes at the same time, without latency."""
@@ -114,7 +128,8 @@ def _busiest_seconds(
 def _rank_seconds(
     pattern: Exchange, shape: BucketShape, link: LinkModel, rank: int, *, both_ways: bool
 ) -> float:
-    plan, rounds = pattern.plan(shape, rank), pattern.cost(shape).rounds
+    plan = pattern.plan(shape, rank)
+    rounds = link.count_rounds(pattern.cost(shape), shape.n_shards)
     if both_ways:
         transfer_s = link.transfer_s(plan.sent_bytes, plan.received_bytes)
     else:

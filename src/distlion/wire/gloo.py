@@ -194,6 +194,8 @@ class Gloo:
         KernelBackendError: There are no kernels for the host.
     """
 
+    ring_above_bytes: int | None = MOST_BYTES_AT_ONCE
+
     def __init__(
         self,
         process_group: dist.ProcessGroup,
@@ -256,7 +258,9 @@ class Gloo:
         return GlooTransfer(self, start, ByteCount(), step=step, what=what)
 
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
-        if self.gathers_at_once(chunk.nbytes):
+        # A ring is slow for chunks that cost little more than a round; large ones that went to all
+        # at once would collide on the way to one receiver.
+        if chunk.nbytes <= MOST_BYTES_AT_ONCE:
             chunks = chunk.expand(self.n_members, -1).contiguous()
             return self.all_to_all(out, chunks, step=step)
         if chunk.nbytes >= LEAST_BYTES_TO_MEET and not self.n_under_way:
@@ -279,14 +283,6 @@ class Gloo:
         )
         start = partial(self.process_group.alltoall_base, heard, said, [], [])
         GlooTransfer(self, start, ByteCount(), step=step, what="all-to-all").wait()
-
-    def gathers_at_once(self, chunk_bytes: int) -> bool:
-        """Return whether an all-gather sends to all members at once, not along a ring.
-
-        Gloo's ring takes n_members - 1 rounds, one after the other, which is slow for chunks that
-        cost little more than a round; large chunks would collide on the way to one receiver.
-        """
-        return self.wire_device.type == "cpu" and chunk_bytes <= MOST_BYTES_AT_ONCE
 
     def gather(self, out: Tensor | None, chunk: Tensor, *, step: int | None) -> GlooTransfer:
         rows = [] if out is None else [list(out)]

@@ -45,6 +45,7 @@ class Memory:
 
     def __init__(self, board: _Board, rank: int, ranks: tuple[int, ...]) -> None:
         self.wire_device = HOST
+        self.ring_above_bytes: int | None = None
         self.kernels: Kernels = choose_kernels(self.wire_device)
         self.timeout_s = 0.0
         self.rank, self.n_members, self.ranks = rank, len(ranks), ranks

@@ -172,11 +172,13 @@ class Cost(NamedTuple):
     """The cost of one exchange between several workers, apart from its bytes.
 
     Attributes:
-        rounds: Rounds of messages, one after the other.
+        rounds: Rounds of messages, one after the other, with one for an all-gather.
         both_ways: Whether the busiest rank sends and receives at the same time.
         frames_written: Chunks that the busiest rank frames.
         frames_read: Chunks that the busiest rank checks.
         counted_bytes: Bytes of votes that the busiest rank counts.
+        gathered_bytes: Size of the chunk that every rank gathers from every other one; 0 if none.
+            Some links pass a large one along a ring (``LinkModel.ring_above_bytes``).
     """
 
     rounds: int
@@ -184,6 +186,7 @@ class Cost(NamedTuple):
     frames_written: int
     frames_read: int
     counted_bytes: int
+    gathered_bytes: int = 0
 
 
 class Exchange(ABC):

@@ -91,7 +91,7 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
         while not models or 4 * wanted_bytes >= 5 * chunk_bytes:
             chunk_bytes = wanted_bytes
             taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
-            models.append(_model(latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns))
+            models.append(_model(link, latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns))
             wanted_bytes = _choose_chunk_bytes(chunk_bytes, taken_ns, latency_ns)
     return max(models, key=lambda model: model.rate_bit_per_s)
 
@@ -116,7 +116,9 @@ def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> Li
     if not known:
         return None
     latencies_ns, rates = zip(*known, strict=True)
-    return LinkModel(max(latencies_ns) / 1e9, float(min(rates)))
+    return LinkModel(
+        max(latencies_ns) / 1e9, float(min(rates)), ring_above_bytes=link.ring_above_bytes
+    )
 
 
 def probe_ranks(link: Transport, *, step: int) -> LinkProbe:
@@ -150,7 +152,7 @@ def probe_ranks(link: Transport, *, step: int) -> LinkProbe:
     with _uncounted(link):
         rows = gather_integers(link, mine, step=step)
     return LinkProbe(
-        combined, tuple(_model(tiny, peers * chunk_bytes, taken) for tiny, taken in rows)
+        combined, tuple(_model(link, tiny, peers * chunk_bytes, taken) for tiny, taken in rows)
     )
 
 
@@ -224,7 +226,8 @@ def _measure(link: Transport, chunk_bytes: int, tries: int, step: int) -> list[i
     return [max(column) for column in zip(*rows, strict=True)]
 
 
-def _model(latency_ns: int, n_bytes: int, taken_ns: int) -> LinkModel:
+def _model(link: Transport, latency_ns: int, n_bytes: int, taken_ns: int) -> LinkModel:
     """Turn nanoseconds into a model; the bytes get at least half of the time, despite noise."""
     transfer_ns = max(taken_ns - latency_ns, taken_ns // 2, 1)
-    return LinkModel(latency_ns / 1e9, 8e9 * n_bytes / transfer_ns)
+    rate = 8e9 * n_bytes / transfer_ns
+    return LinkModel(latency_ns / 1e9, rate, ring_above_bytes=link.ring_above_bytes)

@@ -29,6 +29,8 @@ class Tcp(Gloo):
     connections are closed.
     """
 
+    ring_above_bytes = None
+
     def _meet(self, *, step: int | None) -> None:
         """Do nothing: a receiver announces nothing that could queue behind a sender's bytes."""
 

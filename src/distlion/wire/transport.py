@@ -15,16 +15,7 @@ from distlion.kernels.contract import Kernels
 # 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
 MOST_BYTES_AT_ONCE = 64 * 1024
 ONE_ROUND = 1
-"""Rounds of an all-to-all, gather or scatter, as Gloo starts all messages at once
-(gloo/alltoall.cc)."""
-
-
-def all_gather_rounds(n_workers: int, chunk_bytes: int) -> int:
-    """Count the rounds of an all-gather: Gloo passes large chunks along a ring (gloo/allgather.cc).
-
-    ``Gloo.all_gather`` sends small ones to all workers at once.
-    """
-    return ONE_ROUND if chunk_bytes <= MOST_BYTES_AT_ONCE else n_workers - 1
+"""Rounds of a collective that starts all its messages at once, as all but large all-gathers do."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +82,8 @@ class Transport(Protocol):
         rank: The place of this worker among the members.
         n_members: Their number.
         ranks: The rank of each member among all workers, which errors name.
+        ring_above_bytes: All-gathers of larger chunks take n_members - 1 rounds, along a ring, in
+            place of one; None if none do.
         counted: The bytes sent so far; a reader may reset it.
     """
 
@@ -100,6 +93,7 @@ class Transport(Protocol):
     rank: int
     n_members: int
     ranks: tuple[int, ...]
+    ring_above_bytes: int | None
     counted: ByteCount
 
     def empty(self, *shape: int) -> Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from distlion.errors import InvalidArgumentError
-from distlion.wire.cost import LinkModel
+from distlion.wire import Gloo, LinkModel
+from distlion.wire.tcp import Tcp
 from distlion_lab.planning.machine import GPU, Machine
 
 MAX_NODES = 100_000
@@ -19,9 +21,25 @@ NVLINK = LinkModel(latency_s=10e-6, rate_bit_per_s=2.4e12)
 PCIE = LinkModel(latency_s=10e-6, rate_bit_per_s=0.2e12)
 """PCIe 4.0 x16: 31.5 GB/s each way on paper, of which 25 GB/s are assumed to arrive."""
 
-WIRES = {"gloo": 1.0, "tcp": 0.5}
-"""Transports of votes, with the share of a round of Gloo that one of theirs takes: 0.44 to 0.61 for
-64 bytes, 0.50 at 50 ms (``benchmarks/wire_rounds.py``, 2026-11-29)."""
+
+class WireModel(NamedTuple):
+    """What a transport of votes makes of a link.
+
+    Attributes:
+        round_share: Seconds of a round in units of one of Gloo's.
+        ring_above_bytes: As in ``LinkModel``.
+    """
+
+    round_share: float
+    ring_above_bytes: int | None
+
+
+WIRES = {
+    "gloo": WireModel(1.0, Gloo.ring_above_bytes),
+    "tcp": WireModel(0.5, Tcp.ring_above_bytes),
+}
+"""A round over own sockets took 0.44 to 0.61 of one of Gloo for 64 bytes, and 0.50 at 50 ms
+(``benchmarks/wire_rounds.py``, 2026-11-29)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +126,12 @@ class Scenario:
     @property
     def worker_link(self) -> LinkModel:
         """A worker's share of its node's link, for its votes."""
+        wire = WIRES[self.wire]
         return replace(
             self.link,
-            latency_s=self.link.latency_s * WIRES[self.wire],
+            latency_s=self.link.latency_s * wire.round_share,
             rate_bit_per_s=self.link.rate_bit_per_s / self.gpus_per_node,
+            ring_above_bytes=wire.ring_above_bytes,
         )
 
     def with_rate(self, rate_bit_per_s: float) -> Scenario:
