@@ -16,9 +16,7 @@ has never used as much pays a page fault for each 4 KiB. ``FeedbackVote`` belong
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 import distlion
+from records import read_conditions
 
 SIZES = {"1 M": 200, "8.4 M": 580}
 """Width of 25 square matrices; each has a bias."""
@@ -129,6 +128,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(dist.get_rank())
+    conditions = read_conditions(processes=dist.get_world_size(), turns=args.turns)
     found: dict[str, dict[str, dict[str, object]]] = {}
     for size in args.sizes:
         found[size] = {}
@@ -137,13 +137,6 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"{size:6} {row:30}", *(f"{key} {result[key]}" for key in result), flush=True)
     if dist.get_rank() == 0 and args.json:
-        conditions = {
-            "date": dt.date.today().isoformat(),
-            "processes": dist.get_world_size(),
-            "turns": args.turns,
-            "machine": platform.processor() or platform.machine(),
-            "torch": torch.__version__,
-        }
         args.json.write_text(
             json.dumps({"conditions": conditions, "votes": found}, indent=1) + "\n"
         )

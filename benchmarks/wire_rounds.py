@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ import torch.multiprocessing as mp
 from distlion.wire.gloo import Gloo
 from distlion.wire.groups import own_group
 from distlion.wire.tcp import link_over
+from records import read_conditions
 
 WIRES = ("gloo", "tcp")
 WARM_UP = 2
@@ -63,15 +66,22 @@ def measure(exchange: Callable[[], None], late_s: float) -> tuple[float, float]:
     return float(most), float(mean) / dist.get_world_size()
 
 
-def report(name: str, found: Sequence[tuple[float, float]]) -> None:
-    """Print the medians of one line, on the first rank."""
+def report(name: str, found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Print the medians of one line, on the first rank, and return them in ms."""
+    wall_ms, cpu_ms = (1e3 * statistics.median(each) for each in zip(*found, strict=True))
     if dist.get_rank() == 0:
-        wall_ms, cpu_ms = (1e3 * statistics.median(each) for each in zip(*found, strict=True))
         print(f"| {name} | {wall_ms:.2f} | {cpu_ms:.3f} |", flush=True)
+    return wall_ms, cpu_ms
 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Measure all of it as one of the workers."""
+    conditions = read_conditions(
+        workers=dist.get_world_size(),
+        turns=arguments.turns,
+        link=arguments.link,
+    )
+    medians_ms: dict[str, dict[str, tuple[float, float]]] = {}
     group = dist.group.WORLD
     assert group is not None
     if dist.get_rank() == 0:
@@ -95,8 +105,12 @@ def compare(arguments: argparse.Namespace) -> None:
             seen = measure(rounds[wire], arguments.late)
             if turn >= WARM_UP:
                 found[wire].append(seen)
-        for wire in WIRES:
-            report(f"{n_bytes:,} B over {wire}", found[wire])
+        medians_ms[str(n_bytes)] = {
+            wire: report(f"{n_bytes:,} B over {wire}", found[wire]) for wire in WIRES
+        }
+    if dist.get_rank() == 0 and arguments.json:
+        record = {"conditions": conditions, "wall_and_processor_ms": medians_ms}
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
@@ -116,6 +130,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--links", type=int, default=6, help="groups to make, the first for warmth")
     parser.add_argument("--late", type=float, default=0.0, help="seconds; see above")
+    parser.add_argument("--json", type=Path, help="where the record goes")
+    parser.add_argument("--link", default="", help="the link in words, for the record")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         torch.set_num_threads(1)

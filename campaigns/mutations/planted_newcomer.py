@@ -46,7 +46,7 @@ NEWCOMER = (
         "newcomer: the norm is noted after the gradients were scaled to it",
         "step/clipping.py",
         "        return header, math.sqrt(square)\n",
-        "        return header, min(math.sqrt(square), self.clip.max_norm)\n",
+        "        return header, min(math.sqrt(square), self._clip.max_norm)\n",
         ("distributed/test_clipping.py",),
     ),
     Mutation(

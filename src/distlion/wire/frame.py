@@ -124,7 +124,7 @@ class Header:
             wanted. GRADIENT chunks do not carry it.
         ends_epoch: Whether the sender has seen, or heard, that a worker waits to be let in, so that
             the epoch ends with this step.
-        epoch: Epoch of the roster of voters; see ``vote.Roster``.
+        epoch: Epoch of the roster of voters; see ``votes.Roster``.
         grad_scale: Factor for the gradients of a GRADIENT chunk. Other kinds do not carry it.
     """
 
