@@ -133,9 +133,11 @@ def play_sizes(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     conditions = read_conditions() | {
         "networks": "; ".join(f"{name}: {describe(SIZES[name])}" for name in args.sizes),
     }
-    missing = {name: "not installed" for name in SIZED if not is_there(name)}
+    missing = {name: "not installed" for name in args.systems if not is_there(name)}
     runs: list[dict[str, Any]] = []
-    for size, number, rate, name in product(args.sizes, range(args.rounds), args.rates, SIZED):
+    for size, number, rate, name in product(
+        args.sizes, range(args.rounds), args.rates, args.systems
+    ):
         if name in missing:
             continue
         plan = plan_sizes(SIZES[size].silence_s + 5.0)
@@ -193,6 +195,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40, help="of blocks with and without a crew")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["25m", "125m"])
     parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
+    parser.add_argument("--systems", nargs="+", choices=SIZED, default=SIZED, help="of sizes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
     parser.add_argument("--keep", type=Path, help="folder of the logs, which are lost otherwise")
