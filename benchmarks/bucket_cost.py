@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from run_conditions import read_conditions
 from torch import nn
 
 import distlion
 from distlion.wire.tcp import WIRE_VARIABLE, choose_wire
-from records import read_conditions
 
 WARM_UP = 5
 

@@ -6,9 +6,10 @@
 The tensors are so small that nearly all of a step is Python and the launch of kernels: what a host
 does for a GPU too. Optimizers take turns; medians, on one thread.
 
-``--pretend`` steps on the pretended GPU of the tests, which is a CPU. Whatever torch and Triton do
-there is left out of the time, and counted instead: so many operations of torch and so many launches
-of kernels. On a GPU each of these takes the host some microseconds more.
+``--pretend`` steps on the pretended GPU of the tests, which is a CPU and too slow to be timed. It
+counts: calls of distlion's Python functions in a step, there and on the CPU, launches of kernels,
+and what made the host wait. So the time on the CPU tells of the host's time on a GPU, without what
+a launch takes.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
+from run_conditions import read_conditions
 from torch import Tensor, nn
 
 import distlion
-from records import read_conditions
 
 REFERENCE = "AdamW, fused"
 CONTESTANTS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -37,7 +38,8 @@ CONTESTANTS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = 
     "DistributedLion, one worker": lambda params: distlion.DistributedLion(params, lr=1e-4),
 }
 OURS = list(CONTESTANTS)[2:]
-WARM_UP = 30
+WARM_UP, FEW = 30, 3
+SOURCES = str(Path(distlion.__file__).parent)
 
 
 def build(name: str, tensors: list[Tensor]) -> torch.optim.Optimizer:
@@ -64,85 +66,59 @@ def measure(n_tensors: int, n_elements: int, turns: int) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-class Outside:
-    """Seconds spent in torch and in kernels, and how often they were called.
+class Calls:
+    """Calls of distlion's Python functions while it is entered, interpreted kernels apart.
 
-    Attributes:
-        seconds: Processor seconds of this thread.
-        operations: Calls of torch, attributes of tensors apart.
-        launches: Launches of kernels.
+    Args:
+        device: The pretended device; None for none.
     """
 
-    def __init__(self) -> None:
-        self.seconds, self.operations, self.launches = 0.0, 0, 0
-        self._depth = 0
+    def __init__(self, device: Any = None) -> None:
+        self.number, self._device = 0, device
 
-    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a call whose time is not ours."""
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        is_kernel = self._device is not None and self._device.is_quiet
+        if event == "call" and not is_kernel and SOURCES in frame.f_code.co_filename:
+            self.number += 1
 
-        def outside(*args: Any, **kwargs: Any) -> Any:
-            self._depth += 1
-            began_s = time.thread_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._depth -= 1
-                if not self._depth:
-                    self.seconds += time.thread_time() - began_s
+    def __enter__(self) -> Calls:
+        sys.setprofile(self._note)
+        return self
 
-        return outside
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Time all that the pretended device does."""
-        from distlion.kernels.gpu import backend
-        from distlion.kernels.gpu import launch as launching
-        from pretend_cuda import OnDevice
-
-        function = self.timed(OnDevice.__torch_function__)
-        launch = self.timed(backend.launch)
-
-        def dispatch(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not self._depth and getattr(func, "__name__", "") not in ("__get__", "__set__"):
-                self.operations += 1
-            return function(func, types, args, kwargs)
-
-        def launched(*args: Any, **kwargs: Any) -> None:
-            self.launches += 1
-            launch(*args, **kwargs)
-
-        with (
-            mock.patch.object(OnDevice, "__torch_function__", classmethod(dispatch)),
-            mock.patch.object(backend, "launch", launched),
-            mock.patch.object(launching, "launch", launched),
-        ):
-            yield
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
 
 
-def measure_pretended(n_tensors: int, n_elements: int, turns: int) -> dict[str, dict[str, float]]:
-    """Return medians of a step on the pretended device: own seconds, operations, launches."""
+def count_pretended(n_tensors: int, n_elements: int) -> dict[str, dict[str, int]]:
+    """Count what a step does on the pretended device, and its calls on the CPU."""
     from pretend_cuda import pretend_cuda
 
-    steps: dict[str, list[tuple[float, int, int]]] = {name: [] for name in OURS}
-    with pretend_cuda() as device:
-        placed = {
-            name: [device.place(torch.randn(n_elements)) for _ in range(n_tensors)] for name in OURS
-        }
-        optimizers = {name: build(name, tensors) for name, tensors in placed.items()}
-        for turn in range(WARM_UP + turns):
-            for name, optimizer in optimizers.items():
-                outside = Outside()
-                with outside.watched():
-                    began_s = time.thread_time()
-                    optimizer.step()
-                    own_s = time.thread_time() - began_s - outside.seconds
-                if turn >= WARM_UP:
-                    steps[name].append((own_s, outside.operations, outside.launches))
-    names = "own_s", "operations", "launches"
-    return {
-        name: dict(zip(names, map(statistics.median, zip(*each, strict=True)), strict=True))
-        for name, each in steps.items()
-    }
+    drawn = torch.randn(n_tensors, n_elements)
+    found = {}
+    for name in OURS:
+        on_cpu = build(name, [row.clone() for row in drawn])
+        calls_on_cpu = count_calls(on_cpu)
+        with pretend_cuda() as device:
+            optimizer = build(name, [device.place(row) for row in drawn])
+            calls = count_calls(optimizer, device)
+            found[name] = {
+                "calls": calls,
+                "calls_on_cpu": calls_on_cpu,
+                "launches": len(device.launches),
+                "waits": len(device.waits),
+            }
+    return found
+
+
+def count_calls(optimizer: torch.optim.Optimizer, device: Any = None) -> int:
+    """Count the calls of the last of some steps, in which alone the device is watched."""
+    for _ in range(FEW):
+        optimizer.step()
+    if device is not None:
+        device.forget()
+    with Calls(device) as calls:
+        optimizer.step()
+    return calls.number
 
 
 def main() -> None:
@@ -160,12 +136,11 @@ def main() -> None:
         **dict(zip(("tensors", "elements", "turns"), wanted, strict=True)), threads=1
     )
     if arguments.pretend:
-        part, found = "pretended", measure_pretended(*wanted)
-        print("| optimizer | own ms a step | operations of torch | launches |")
-        print("| --- | ---: | ---: | ---: |")
+        part, found = "pretended", count_pretended(arguments.tensors, arguments.elements)
+        print("| optimizer | calls in a step | on the CPU | launches | waits |")
+        print("| --- | ---: | ---: | ---: | ---: |")
         for name, each in found.items():
-            figures = f"{1e3 * each['own_s']:.3f} | {each['operations']:g} | {each['launches']:g}"
-            print(f"| {name} | {figures} |")
+            print("|", " | ".join([name, *map(str, each.values())]), "|")
     else:
         part, seconds = "processor_s", measure(*wanted)
         print("| optimizer | ms a step | of fused AdamW |\n| --- | ---: | ---: |")

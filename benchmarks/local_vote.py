@@ -24,10 +24,10 @@ from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
+from run_conditions import read_conditions
 from torch import nn
 
 import distlion
-from records import read_conditions
 
 SIZES = {"1 M": 200, "8.4 M": 580}
 """Width of 25 square matrices; each has a bias."""

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from run_conditions import read_conditions
 
 from distlion.wire.gloo import Gloo
 from distlion.wire.groups import own_group
 from distlion.wire.tcp import link_over
-from records import read_conditions
 
 WIRES = ("gloo", "tcp")
 WARM_UP = 2
