@@ -41,7 +41,6 @@ def main(file: Path, endpoint: str) -> None:
             retry=RETRIES,
         )
         while True:
-            pace.wait()
             if crew.admit():
                 continue
             step = optimizer.committed_step
@@ -52,6 +51,7 @@ def main(file: Path, endpoint: str) -> None:
             else:
                 log.write_failure(step + 1)
             optimizer.zero_grad()
+            pace.wait()  # no wait after an epoch was formed: it would count as a pause
 
 
 if __name__ == "__main__":
