@@ -21,6 +21,7 @@ WORKER = WorkerReport(
     interface="lo",
     loopback=False,
     congestion_control="cubic",
+    slow_after_pause=True,
     denormals=True,
     debug=False,
     kernels=KernelRates("avx2", 1e10, CPU),

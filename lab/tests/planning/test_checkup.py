@@ -1,5 +1,6 @@
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ HEALTHY = WorkerReport(
     interface="eth0",
     loopback=False,
     congestion_control="cubic",
+    slow_after_pause=True,
     denormals=True,
     debug=False,
     kernels=KernelRates("avx2", CPU.encode_bytes_per_s, CPU),
@@ -109,6 +111,38 @@ def test_congestion_control_is_that_of_new_sockets():
     with socket.socket() as made:
         used = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     assert report_worker(HEALTHY.kernels).congestion_control == used.rstrip(b"\0").decode()
+
+
+FAR = LinkModel(0.1, 1e8)
+
+
+@pytest.mark.parametrize(
+    ("link", "changes", "hosts"),
+    [
+        (FAR, {}, "a, b: a round takes 100 ms"),
+        (FAR, {"slow_after_pause": False}, "b: a round takes 100 ms"),
+        (FAR, {"congestion_control": "bbr"}, "b: a round takes 100 ms"),
+        (LINK, {}, None),
+    ],
+    ids=["both", "one is set", "one has bbr", "near"],
+)
+def test_far_hosts_hear_that_tcp_begins_slowly_after_each_pause(link, changes, hosts):
+    workers = replace(HEALTHY, **changes), replace(HEALTHY, host="b")
+    faults = find_faults(workers, LinkProbe(link, (link, link)))
+    if hosts is None:
+        assert faults == ()
+    else:
+        (fault,) = faults
+        assert fault.startswith(hosts)
+        assert "tcp_slow_start_after_idle=0" in fault
+
+
+def test_what_tcp_does_after_a_pause_is_read():
+    setting = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+    if not setting.exists():
+        pytest.skip("this system does not tell")
+    expected = setting.read_text().strip() == "1"
+    assert report_worker(HEALTHY.kernels).slow_after_pause == expected
 
 
 def test_examination_without_process_group_is_an_error():

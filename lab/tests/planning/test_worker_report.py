@@ -20,6 +20,7 @@ REPORT = WorkerReport(
     interface="",
     loopback=False,
     congestion_control="cubic",
+    slow_after_pause=True,
     denormals=True,
     debug=False,
     kernels=KernelRates("avx2", 1.25e10, CPU),

@@ -26,6 +26,11 @@ from distlion_lab.planning.worker_report import WorkerReport, decode_report, enc
 
 _TIMEOUT_S = 60.0
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_SLOW_AFTER_PAUSE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+_PACED = ("bbr", "bbr2", "bbr3")
+"""Congestion controls that keep their rate over a pause."""
+_LONG_S = 5e-3
+"""Latency from which a slow start of TCP takes longer than most exchanges of votes."""
 # A rank is called slow from here on; less is within the noise of a probe.
 _SLOW = 1.5
 # The kernels reach 0.9 and more of a streaming read on an idle machine.
@@ -108,7 +113,8 @@ def report_worker(kernels: KernelRates) -> WorkerReport:
         threads=torch.get_num_threads(),
         interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         loopback=_resolves_to_loopback(host),
-        congestion_control=_read_congestion_control(),
+        congestion_control=_read(_CONGESTION_CONTROL),
+        slow_after_pause=_read(_SLOW_AFTER_PAUSE) == "1",
         denormals=_keeps_denormals(),
         debug=bool(torch.version.debug),
         kernels=kernels,
@@ -121,6 +127,8 @@ def find_faults(workers: Sequence[WorkerReport], probe: LinkProbe) -> tuple[str,
     faults += _crowded_hosts(workers)
     if len({worker.host for worker in workers}) > 1:
         faults += _loopback_faults(workers)
+    if len(workers) > 1 and probe.combined.latency_s >= _LONG_S:
+        faults += _pause_faults(workers, probe.combined.latency_s)
     if len(workers) > 2 and probe.slowdown > _SLOW:
         slow = probe.slowest
         rate = format_rate(probe.ranks[slow].rate_bit_per_s)
@@ -194,6 +202,21 @@ def _loopback_faults(workers: Sequence[WorkerReport]) -> list[str]:
     ]
 
 
+def _pause_faults(workers: Sequence[WorkerReport], latency_s: float) -> list[str]:
+    hosts = {
+        worker.host: None
+        for worker in workers
+        if worker.slow_after_pause and worker.congestion_control not in _PACED
+    }
+    if not hosts:
+        return []
+    return [
+        f"{', '.join(hosts)}: a round takes {1e3 * latency_s:.0f} ms, and TCP begins slowly again "
+        "after each pause, so that large votes take several rounds more. On every host: sysctl -w "
+        "net.ipv4.tcp_slow_start_after_idle=0"
+    ]
+
+
 def _commit_rates(workers: Sequence[WorkerReport]) -> list[float]:
     return [worker.kernels.machine.commit_bytes_per_s for worker in workers]
 
@@ -222,10 +245,10 @@ def _resolves_to_loopback(host: str) -> bool:
         return False
 
 
-def _read_congestion_control() -> str:
-    """Read the TCP congestion control of new connections; only Linux tells it."""
+def _read(setting: Path) -> str:
+    """Read a setting of TCP for new connections; only Linux tells it."""
     try:
-        return _CONGESTION_CONTROL.read_text().strip()
+        return setting.read_text().strip()
     except OSError:
         return ""
 

@@ -25,6 +25,7 @@ class WorkerReport:
         loopback: True if Gloo would find this host under a loopback address.
         congestion_control: TCP congestion control of its new connections; "" if the system does
             not tell.
+        slow_after_pause: True if TCP begins slowly again after each pause of a connection.
         denormals: True if denormal numbers are kept.
         debug: True if torch was built for debugging.
         kernels: Rates of its kernels.
@@ -37,6 +38,7 @@ class WorkerReport:
     interface: str
     loopback: bool
     congestion_control: str
+    slow_after_pause: bool
     denormals: bool
     debug: bool
     kernels: KernelRates
