@@ -40,6 +40,18 @@ CROWDED_IN_FULL = (
     "([device](device.md)). Left to try: momenta in bfloat16, and encoding a parameter as its "
     "gradient arrives, while it is in the cache. An accelerator does both itself."
 )
+NOT_BUILT = """\
+- **A large last gradient in pieces.** GPT-2's tied embedding has 31 % of its parameters, and its
+  gradient comes last. It travels as one bucket, where pieces could travel while others are counted.
+  Rules with a scale for each parameter, and workers that abstain for a parameter, need whole ones.
+  The gain shows only where other cores than those of the votes compute: on a GPU.
+- **`overlap=True` as the default.** Beside an accelerator it cost nothing in 13 cells
+  ([device](device.md)). On cores that compute it costs up to 8 % ([end to end](end_to_end.md)), so
+  `"auto"` keeps its trial.
+- **Votes a step late.** They lose 0.048 nats, and 0.01 was allowed ([delay](delay.md)).
+- **Others' transports.** torchcomms and PCCL were not in PyPI (placeholders without code), UCX needs
+  CUDA's libraries, and MPI ends all ranks with one; none was measured ([more](../../studies/lab-notebook.md#2026-11-29-votes-over-sockets-of-our-own)).
+"""
 
 
 @dataclass(frozen=True)
@@ -244,6 +256,9 @@ def write_page(records: dict[str, dict[str, Any]]) -> str:
         "| --- | --- | ---: | ---: |",
         *list_processor_seconds(records["device"]),
         "",
+        "## Not built",
+        "",
+        NOT_BUILT,
         "## Votes of LocalSteps",
         "",
         "Processor time of the calling thread, as multiples: of a majority vote's encode, exchange "
