@@ -143,23 +143,27 @@ def write_page(record: Record, file_name: str) -> list[Block]:
         if BEFORE in commits
         else "Before is Gloo with the same code."
     )
+    loads = ", ".join(f"{cell['conditions']['load_average_before']:g}" for cell in cells)
     return [
         Heading("Where the time of one bucket goes, on all ranks", level=1),
         Paragraph(
             f"Written by `{record['command']}` on {conditions['date']}, torch "
             f"{conditions['torch']}. A bucket of {place['n_elements']:,} parameters, "
             f"`MajorityVote` and `AllReduce`. Hosts are on one machine with {conditions['cores']} "
-            f"cores; links of {place['rate']}, TCP {conditions['tcp_congestion_control']}. "
-            f"{before} Today is the commit {commits[TCP]}."
+            "cores, and share one where there are more hosts; links of "
+            f"{place['rate']}, TCP {conditions['tcp_congestion_control']}. Load average before "
+            f"each part: {loads}. {before} Today is the commit {commits[TCP]}."
         ),
         Picture(f"{file_name}.png", CAPTION, draw(record)),
         Paragraph(
             "Every rank is the owner of a shard: it sends votes to the others, counts those on its "
-            "shard, and sends a reply. All ranks begin at one moment of the machine's clock. "
-            f"*{LATER.capitalize()}* lasts until every rank has sent, *{ON_THE_WAY}* until the "
-            f"kernel had the last byte, by the packets that came to the host, and *{WAKE_UP}* "
-            "until the thread that waits went on. The variants took turns. The picture has the "
-            "median step; the tables have medians over steps, of means over ranks."
+            "shard, and sends a reply. All ranks begin at one moment of the machine's clock. Waits "
+            f"have three parts. *{LATER.capitalize()}* lasts until every rank has sent, "
+            f"*{ON_THE_WAY}* until the kernel had the last byte, by the packets that came to the "
+            f"host, and *{WAKE_UP}* until the waiting thread went on. *{SEND.capitalize()}* has "
+            "all system calls of own sockets; Gloo makes them in a thread of its own. The "
+            "variants took turns. The picture has the median step; the tables have medians over "
+            "steps, of means over ranks."
         ),
         *write_tables(record),
     ]

@@ -123,9 +123,10 @@ def test_other_packets_are_left_out(trace: Any, protocol: int, data: bytes) -> N
 
 def test_a_page_names_what_is_compared(trace: Any) -> None:
     place = {"hosts": 2, "rate": "1gbit", "latency_s": 0.01, "n_elements": 100}
+    conditions = {"date": "D", "torch": "T", "cores": 2, "load_average_before": 0.5}
     cell = {
         "place": place,
-        "conditions": {"date": "D", "torch": "T", "cores": 2, "tcp_congestion_control": "cubic"},
+        "conditions": conditions | {"tcp_congestion_control": "cubic"},
         "vote_bytes": 11,
         "reply_bytes": 22,
         "steps": {"gloo": [STEP], "tcp": [[LATE, LATE]]},
