@@ -49,8 +49,9 @@ NOT_BUILT = """\
   ([device](device.md)). On cores that compute it costs up to 8 % ([end to end](end_to_end.md)), so
   `"auto"` keeps its trial.
 - **Votes a step late.** They lose 0.048 nats, and 0.01 was allowed ([delay](delay.md)).
-- **Others' transports.** torchcomms and PCCL were not in PyPI (placeholders without code), UCX needs
-  CUDA's libraries, and MPI ends all ranks with one; none was measured ([more](../../studies/lab-notebook.md#2026-11-29-votes-over-sockets-of-our-own)).
+- **Others' transports.** torchcomms and PCCL were placeholders without code in PyPI, UCX needs
+  CUDA's libraries, and MPI by default ends all ranks with one. None was measured
+  ([more](../../studies/lab-notebook.md#2026-11-29-votes-over-sockets-of-our-own)).
 """
 
 

@@ -11,7 +11,8 @@ Parts, all of them where none is named:
     ops          every op against the rate of a copy
     steps        step() beside that of other optimizers
     orthogonal   encoding of GPT-2's matrices, plain and with orthogonalized directions
-    hosts        steps of GPT-2 on 2 and 4 hosts, each with the GPU, over links of limited rates
+    hosts        steps of GPT-2 on 2 and 4 hosts, each with the GPU, over links of limited rates;
+                 a trace of one bucket
     text         a GPT of 86 M parameters, 4 virtual workers, 600 steps, on the texts of --data
 
 Writes the record of each part, with its conditions, to gpu/PART.json in FOLDER, which is

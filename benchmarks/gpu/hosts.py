@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import trace_path  # noqa: F401
+from bucket_parts import PARTS, find_medians
 from conditions import ask
+from tracing import Place, trace_bucket
 
 from distlion_netlab import GptWorkload, SweepSettings, run_sweep
 from distlion_netlab.sweep import SweepProgress
@@ -44,6 +47,7 @@ CELLS = {
     for rate in ("unlimited", "10gbit", "1gbit", "100mbit")
     for hosts in (4, 2)
 }
+TRACE = "trace of a bucket"
 AIMS = {"4 hosts, 10gbit": 0.97, "4 hosts, 1gbit": 0.90}
 """Shares of the speed without communication, with overlap."""
 
@@ -58,48 +62,66 @@ def plan_cell(hosts: int, rate: str, *, rehearses: bool) -> SweepSettings:
 
 
 def measure_hosts(results: Path | None, seconds: float, *, rehearses: bool) -> Record:
-    """Measure the cells that are not there yet, and write the record after each.
+    """Measure the cells that are not there yet, then trace a bucket; write the record after each.
 
     Args:
         results: Folder of gpu/hosts.json, whose cells of this commit stay; None for none.
-        seconds: After which no further cell begins.
+        seconds: After which nothing further begins.
         rehearses: Whether the model is tiny, and trains on the CPU.
     """
     commit, started = ask("git", "rev-parse", "HEAD"), time.monotonic()
     file = None if results is None else results / "gpu" / "hosts.json"
-    cells = read_cells(file, commit)
+    found = read_earlier(file, commit)
+    cells: dict[str, Record] = found["cells"]
     names = ["2 hosts, 100mbit"] if rehearses else list(CELLS)
-    for name in names:
-        if name in cells or time.monotonic() - started > seconds:
-            continue
-        settings = plan_cell(*CELLS[name], rehearses=rehearses)
-        with mock.patch.dict(os.environ):  # a rehearsal's workers take the kernels of their CPU
-            for variable in ("DISTLION_KERNELS", "TRITON_INTERPRET") if rehearses else ():
-                os.environ.pop(variable, None)
-            cells[name] = run_sweep(settings, report(name))
-        if file is not None:
-            write_cells(file, commit, cells)
-    left = [name for name in names if name not in cells]
-    found = {"commit": commit, "cells": cells}
+    with mock.patch.dict(os.environ):  # a rehearsal's workers take the kernels of their CPU
+        for variable in ("DISTLION_KERNELS", "TRITON_INTERPRET") if rehearses else ():
+            os.environ.pop(variable, None)
+        for name in names:
+            if name in cells or time.monotonic() - started > seconds:
+                continue
+            cells[name] = run_sweep(plan_cell(*CELLS[name], rehearses=rehearses), report(name))
+            write_found(file, commit, found)
+        left = [name for name in names if name not in cells]
+        if not left and TRACE not in found and time.monotonic() - started <= seconds:
+            found[TRACE] = trace_hosts(rehearses=rehearses)
+    left += [TRACE] * (TRACE not in found)
+    found = {"commit": commit, **found}
     if left:
         found["error"] = f"time is up; run it again for {', '.join(left)}"
-    return {"ok": not left, **found}
+    return {"ok": not left and found[TRACE]["ok"], **found}
 
 
-def read_cells(file: Path | None, commit: str | None) -> dict[str, Record]:
-    """Return the cells of an earlier run of the same commit."""
-    if file is None or not file.exists():
-        return {}
-    record = json.loads(file.read_text())
-    cells: dict[str, Record] = record.get("cells", {})
-    return cells if record.get("commit") == commit else {}
+def trace_hosts(*, rehearses: bool) -> Record:
+    """Trace a bucket between two hosts, over Gloo and over own sockets."""
+    try:
+        if rehearses:
+            traced = trace_bucket(Place(2, "1gbit"), 1 << 16, steps=3, turns=1)
+        else:
+            traced = trace_bucket(Place(2, "10gbit", device="cuda"), 1_000_000, turns=1)
+    except Exception as error:  # noqa: BLE001 - the cells stay
+        return {"ok": False, "error": f"{type(error).__name__}: {error}"}
+    return {"ok": True, **traced}
 
 
-def write_cells(file: Path, commit: str | None, cells: dict[str, Record]) -> None:
-    """Write the cells so far, in place of the record that the part ends with."""
+def read_earlier(file: Path | None, commit: str | None) -> Record:
+    """Return the cells of an earlier run of the same commit, and its trace."""
+    record = {} if file is None or not file.exists() else json.loads(file.read_text())
+    if record.get("commit") != commit:
+        record = {}
+    found = {"cells": record.get("cells", {})}
+    if record.get(TRACE, {}).get("ok"):
+        found[TRACE] = record[TRACE]
+    return found
+
+
+def write_found(file: Path | None, commit: str | None, found: Record) -> None:
+    """Write what there is so far, in place of the record that the part ends with."""
+    if file is None:
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     conditions = {"command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])}
-    record = {"conditions": conditions, "ok": False, "commit": commit, "cells": cells}
+    record = {"conditions": conditions, "ok": False, "commit": commit, **found}
     file.write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -142,3 +164,14 @@ HEADS = (
     *("hosts and links", "method", "step, s", "of full speed", "times as fast as DDP fp16"),
     *("processor seconds, all workers", "aim"),
 )
+
+
+def list_parts(record: Record) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each part of a bucket: milliseconds over Gloo, and over own sockets."""
+    steps = record.get(TRACE, {}).get("steps", {})
+    medians = [find_medians(each) for each in steps.values()]
+    for part in PARTS if medians else ():
+        yield part, *(f"{parts[part] / 1e3:.2f}" for parts in medians)
+
+
+PARTS_HEADS = ("a bucket between 2 hosts", "Gloo, ms", "own sockets, ms")

@@ -32,7 +32,7 @@ OPS = (
     ("digest", F32, F32, ALIGNED, 4.0, 0.40),
     ("encode 1 bit", F32, F32, ODD, 8.125, None),
     ("commit", F32, F32, ODD, 20.125, None),
-    ("encode 1 bit", BF16, BF16, ALIGNED, 4.125, 0.60),
+    ("encode 1 bit", BF16, BF16, ALIGNED, 4.125, 0.65),
     ("commit", BF16, BF16, ALIGNED, 10.125, 0.85),
     ("commit", BF16, F32, ALIGNED, 14.125, 0.85),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hosts import HEADS, list_rows
+from hosts import HEADS, PARTS_HEADS, TRACE, list_parts, list_rows
 
 Record = dict[str, Any]
 
@@ -132,8 +132,10 @@ def write_ranks(record: Record) -> list[str]:
 def write_hosts(record: Record) -> list[str]:
     if not record.get("cells"):
         return write_any(record)
-    error = [record["error"]] if "error" in record else []
-    return [*write_table(HEADS, list(list_rows(record))), "", *error]
+    errors = [found["error"] for found in (record, record.get(TRACE, {})) if "error" in found]
+    lines = [*write_table(HEADS, list(list_rows(record))), "", *errors]
+    parts = list(list_parts(record))
+    return [*lines, *write_table(PARTS_HEADS, parts), ""] if parts else lines
 
 
 def write_text(record: Record) -> list[str]:

@@ -80,7 +80,11 @@ def test_hosts_are_rehearsed_and_measured_cells_stay(tmp_path: Path) -> None:
     assert methods["local-8"]["steps"] % 8 == 0
     table = (tmp_path / "gpu.md").read_text()
     assert "| 2 hosts, 100mbit | majority-auto-overlap |" in table
-    assert rehearse(tmp_path, "hosts")["hosts"]["cells"] == record["cells"]
+    traced = record["trace of a bucket"]
+    assert {name: len(steps) for name, steps in traced["steps"].items()} == {"gloo": 3, "tcp": 3}
+    assert "| a bucket between 2 hosts | Gloo, ms | own sockets, ms |" in table
+    again = rehearse(tmp_path, "hosts")["hosts"]
+    assert (again["cells"], again["trace of a bucket"]) == (record["cells"], traced)
 
 
 def make_event(name: str, at_us: float, *, until_us: float | None = None) -> FunctionEvent:
