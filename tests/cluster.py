@@ -55,6 +55,7 @@ _SHARDS = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "fsspec"]
 _TRAINERS = ["accelerate", "sklearn.datasets", "transformers.trainer"]
 PRELOAD_FOR = {
     "test_machines.py": _SHARDS,
+    "test_machines_refused.py": _SHARDS,
     "distributed": _SHARDS,
     "integrations": _TRAINERS,
     "lab": ["distlion_lab.training.run", "sklearn.datasets"],

@@ -7,6 +7,7 @@ from planted import Mutation
 REPLIES = ("crew/test_replies.py",)
 DONOR = ("crew/test_donor.py",)
 JOINING = ("crew/test_joining.py",)
+STRUCK = "crew/test_struck_joins.py"
 
 JOIN_MUTATIONS = (
     Mutation(
@@ -93,5 +94,35 @@ JOIN_MUTATIONS = (
         'if not _is_same(asked.get("proof"), sign(f"{name}/dials", nonce)):',
         "if False:",
         DONOR,
+    ),
+    Mutation(
+        "join: members commit no step while their newcomer does not answer",
+        "crew/donor.py",
+        "        link.receive(0)  # it has come:",
+        "        with donor.lock:\n            link.receive(0)  # it has come:",
+        (f"{STRUCK}::test_members_go_on_without_a_newcomer_that_is_stopped_as_it_catches_up",),
+        is_slow=True,
+    ),
+    Mutation(
+        "join: a newcomer waits for a silent donor without end",
+        "crew/side_link.py",
+        "connection.settimeout(SILENT_S)",
+        "connection.settimeout(None)",
+        (f"{STRUCK}::test_a_newcomer_whose_donor_is_stopped_catches_up_with_another_one",),
+        is_slow=True,
+    ),
+    Mutation(
+        "join: a member that is lost as all leave their epoch ends the others",
+        "peers/session.py",
+        "losses = PeerLostError, StepTimeoutError, CorruptFrameError",
+        "losses = (CorruptFrameError,)",
+        (f"{STRUCK}::test_a_newcomer_is_let_in_although_a_member_dies_as_all_leave_their_epoch",),
+    ),
+    Mutation(
+        "join: a newcomer is let in whose donor was lost meanwhile",
+        "crew/membership.py",
+        "if each.member.donor is None or each.member.donor in _find_most_advanced(records)",
+        "if True",
+        (f"{STRUCK}::test_a_newcomer_is_let_in_although_a_member_dies_as_all_leave_their_epoch",),
     ),
 )

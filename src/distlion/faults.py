@@ -24,7 +24,7 @@ StepPoint = Literal[
     "checkpoint",
 ]
 FormingPoint = Literal["arrive", "roster", "connect", "broadcast", "load"]
-JoinPoint = Literal["stream", "piece", "replay", "caught_up"]
+JoinPoint = Literal["stream", "piece", "replay", "caught_up", "admit"]
 Point = StepPoint | FormingPoint | JoinPoint
 POINTS: tuple[StepPoint, ...] = get_args(StepPoint)
 FORMING_POINTS: tuple[FormingPoint, ...] = get_args(FormingPoint)
@@ -63,9 +63,11 @@ def arm(*, rank: int, step: int, point: Point, action: Callable[[object], None])
             (they have compared settings and copied parameters), "load" (nothing can fail any more,
             and received state is about to be kept). While a newcomer catches up: "stream" (its
             donor is about to send a piece of its parameters), "piece" (it has come), "replay" (a
-            reply is about to be replayed), "caught_up" (it is about to ask to be let in); the first
-            is a point of the donor, the others of the newcomer; ``step`` is the number of the piece
-            or reply, or 0. At other points ``action`` gets the optimizer.
+            reply is about to be replayed), "caught_up" (it is about to ask to be let in), "admit"
+            (a member has seen that it asks, and is about to leave its epoch); the first is a point
+            of the donor, the last of each member, the others of the newcomer; ``step`` is the
+            number of the piece or reply, 0 at "caught_up", and the committed step at "admit". At
+            other points ``action`` gets the optimizer.
         action: Function called each time that rank, step and point match.
 
     Returns:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 import distlion
-from cluster import WorkerDiedError
 from crews import (
     OPTIONS,
     STRUCK_AT,
@@ -31,9 +28,8 @@ from crews import (
     wake,
 )
 from distlion import faults
-from distlion.crew import CrewLion, replies
+from distlion.crew import CrewLion
 from failures import count_looks_as_time, note_extensions
-from tiers import in_tiers
 
 GOAL = 100
 RATE = 8 * 256 / 0.03
@@ -87,66 +83,6 @@ def test_a_newcomer_catches_up_while_the_others_train(admits: bool) -> None:
         assert result["given_up"] == (0 if admits else 1)  # backward passes
     assert not results[-1]["momentum"].any()
     assert results[0]["momentum"].any()
-
-
-def lose_one(rank: int, size: int, port: int, point: Any, number: int) -> Any:
-    """Kill the donor, or the newcomer, at a point of a join; a newcomer comes again."""
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
-    is_new = rank == size - 1
-    if is_new:
-        store.wait(["come"])
-    replies.PIECE_BYTES = 256  # several pieces
-    said = collect_log()
-    crew = make_crew(port, min_workers=2, max_workers=size, handover_rate=RATE)
-
-    def strike(_: object) -> None:
-        if store.add("struck", 1) == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    numbers = range(GOAL) if point == "replay" else [number]
-    for each in numbers:
-        faults.arm(rank=crew.id, step=each, point=point, action=strike)
-
-    def note(optimizer: CrewLion) -> None:
-        if optimizer.committed_step == STRUCK_AT:
-            store.set("come", "")
-        waits = optimizer.committed_step == GOAL - 2
-        if waits and point == "stream":
-            await_members(crew, size - 1)  # those that stay, and the newcomer
-        elif waits and not is_new:
-            await_true(lambda: store.add("struck", 0) > 0)
-        if crew.size == size - 1 and store.add("struck", 0) == 0:
-            time.sleep(0.005)
-
-    result = train(crew, OPTIONS["majority"], seed=rank, size=size - 1, goal=GOAL, each=note)
-    return {**result, "said": said, "new": is_new}
-
-
-@pytest.mark.parametrize(
-    "point", in_tiers(["piece", "replay", "caught_up"], lambda point: point == "piece")
-)
-def test_members_go_on_without_a_newcomer_that_dies_as_it_catches_up(point: str) -> None:
-    store = host_store()
-    number = 3 if point == "piece" else 0
-    results = start(lose_one, 3, store.port, point, number, may_die=True)
-    *lived, dead = results
-    assert isinstance(dead, WorkerDiedError)
-    check_equal(lived, goal=GOAL)
-    for result in lived:
-        assert len(result["formed"]) == 1  # nobody has noticed
-        assert result["traffic"]["members_lost"] == 0
-
-
-def test_a_newcomer_whose_donor_dies_catches_up_with_another_one() -> None:
-    store = host_store()
-    results = start(lose_one, 4, store.port, "stream", 3, may_die=True)
-    dead = [each for each in results if isinstance(each, WorkerDiedError)]
-    lived = [each for each in results if not isinstance(each, WorkerDiedError)]
-    assert len(dead) == 1
-    check_equal(lived, goal=GOAL)
-    (newcomer,) = [each for each in lived if each["new"]]
-    assert any("loses worker" in line for line in newcomer["said"])
-    assert any("came without a pause" in line for line in newcomer["said"])
 
 
 def compute_late(rank: int, size: int, port: int) -> dict[str, Any]:

@@ -211,6 +211,7 @@ class CrewLion(DistributedLion):
         session = self._session
         if not session.has_ended_epoch:
             return False
+        self._fire_forming("admit")
         if not session.lifecycle.is_dead:
             session.await_all("leaving an epoch", step=self.committed_step)
         self._form_after(session.lifecycle.death)
@@ -375,7 +376,7 @@ class CrewLion(DistributedLion):
             self._whole_epoch = 0
         return ()
 
-    def _fire_forming(self, point: faults.FormingPoint) -> None:
+    def _fire_forming(self, point: faults.FormingPoint | faults.JoinPoint) -> None:
         if faults.armed:
             step = self.committed_step
             faults.fire(rank=self._membership.id, step=step, point=point, subject=self)
