@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,14 +81,49 @@ def test_member_that_is_stopped_is_given_up_and_let_in_again(
 ) -> None:
     store = host_store()
     stopped, *others = start(be_stopped, 3, store.port, point, exchange)
-    check_equal([stopped, *others])
-    assert any("came without a pause of the others" in line for line in stopped["said"])
+    check_given_up(stopped, others)
+
+
+def check_given_up(silent: dict[str, Any], others: list[dict[str, Any]]) -> None:
+    """Check that the others went on without one, and that it came back with its parameters."""
+    check_equal([silent, *others])
+    assert any("came without a pause of the others" in line for line in silent["said"])
     for result in others:
         left = [line for line in result["formed"] if "(silent)" in line]
         assert len(left) == 1, result["formed"]
-        assert f"left: worker {stopped['id']} (silent); came: nobody" in left[0]
+        assert f"left: worker {silent['id']} (silent); came: nobody" in left[0]
+        assert f"came: worker {silent['id']} (back)" in result["formed"][-1]
         assert len(result["epochs"][STRUCK_AT + 3][1]) == 2
         assert len(result["epochs"][GOAL][1]) == 3
+
+
+def hold_the_lock(rank: int, size: int, port: int, path: str) -> dict[str, Any]:
+    """One member is in a call that holds Python's lock until the others have gone on without it."""
+    crew = make_crew(port, min_workers=2, max_workers=size, silence_s=SILENCE_S)
+    pipe, held = os.open(path, os.O_RDWR), []
+
+    def each(optimizer: CrewLion) -> None:
+        step = optimizer.committed_step
+        if rank == 0 and step == STRUCK_AT and not held:
+            # ``os.read`` would release the lock.
+            held.append(ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1))
+        if rank == 1 and step == STRUCK_AT + 5 and crew.size < size:
+            os.write(pipe, b".")
+        if rank and step == GOAL - 2:
+            await_true(lambda: crew.size == size or crew.wants_change)
+
+    options, said = {**OPTIONS["majority"], "timeouts": TIMEOUTS}, collect_log()
+    return {**train(crew, options, seed=rank, size=size, each=each), "said": said, "held": held}
+
+
+def test_member_whose_one_call_holds_pythons_lock_for_long_is_given_up_and_let_in_again(
+    tmp_path: Path,
+) -> None:
+    store, pipe = host_store(), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    holder, *others = start(hold_the_lock, 3, store.port, str(pipe))
+    assert holder["held"] == [1]
+    check_given_up(holder, others)
 
 
 def come_and_be_stopped(rank: int, size: int, port: int) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def test_a_newcomer_whose_donor_is_stopped_catches_up_with_another_one() -> None
 
 
 @pytest.mark.parametrize("who", in_tiers(["donor", "another"], lambda who: who == "donor"))
-def test_a_newcomer_is_let_in_although_a_member_dies_as_all_leave_their_epoch(who: Who) -> None:
+def test_a_newcomer_is_let_in_although_a_member_dies_as_all_leave(who: Who) -> None:
     _, (*members, newcomer) = play(who, "admit", signal.SIGKILL)
     check_came(newcomer)
     for result in members:
@@ -234,7 +234,7 @@ def test_a_newcomer_is_let_in_although_a_member_dies_as_all_leave_their_epoch(wh
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["donor", "another"])
-def test_a_newcomer_is_let_in_although_a_member_is_stopped_as_all_leave_their_epoch(
+def test_a_newcomer_is_let_in_although_a_member_is_stopped_as_all_leave(
     who: Who,
 ) -> None:
     stopped, (*members, newcomer) = play(who, "admit", signal.SIGSTOP)

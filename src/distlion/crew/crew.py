@@ -149,7 +149,8 @@ class Crew:
         store_wait_s: Seconds that a worker waits for a store that is lost once it needs it. Steps
             do not need it; to let workers in, to go on after a loss and to finish do.
         silence_s: Seconds without a heartbeat after which the others give a member up that they
-            wait for; one that computes for long keeps its place. 1 or more.
+            wait for; one that computes for long keeps its place, unless a single call holds
+            Python's lock for as long. 1 or more.
 
     Raises:
         InvalidArgumentError: A value is out of range.
