@@ -23,7 +23,7 @@ PCIE = LinkModel(latency_s=10e-6, rate_bit_per_s=0.2e12)
 
 
 class WireModel(NamedTuple):
-    """What a transport of votes makes of a link.
+    """The rounds of a transport of votes, for the cost model.
 
     Attributes:
         round_share: Seconds of a round in units of one of Gloo's.
