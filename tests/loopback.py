@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from distlion.kernels import Kernels, choose_kernels
-from distlion.wire.memory import Memory, connect_in_memory
+from distlion.wire.memory import Memory, MemoryTransfer, connect_in_memory
 from distlion.wire.pattern import Exchanging
 
 T = TypeVar("T")
@@ -41,6 +42,39 @@ def make_links(n: int) -> list[Memory]:
     for link in links:
         link.kernels = cast(Kernels, CountingKernels())
     return links
+
+
+_TRANSFERS = ("all_to_all", "all_gather", "gather", "scatter", "swap")
+
+
+class Crossed:
+    """A link on which the transfers of two exchanges get each other's bytes in one round.
+
+    Args:
+        link: The link. Both exchanges begin a transfer on it in each round.
+        mixed: Number of that round.
+    """
+
+    def __init__(self, link: Memory, mixed: int) -> None:
+        self._link, self._mixed = link, mixed
+        self._begun: list[tuple[MemoryTransfer, Tensor | None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._link, name)
+        return partial(self._begin, found) if name in _TRANSFERS else found
+
+    def _begin(
+        self, begin: Callable[..., MemoryTransfer], out: Tensor | None, *args: Any, **more: Any
+    ) -> MemoryTransfer:
+        spare = None if out is None else torch.empty_like(out)
+        self._begun.append((begin(spare, *args, **more), spare))
+        return MemoryTransfer(partial(self._take, len(self._begun) - 1, out))
+
+    def _take(self, number: int, out: Tensor | None) -> None:
+        transfer, received = self._begun[number ^ (number // 2 == self._mixed)]
+        transfer.wait()
+        if out is not None and received is not None:
+            out.copy_(received)
 
 
 def run_together(exchanges: Sequence[Exchanging[T]]) -> tuple[list[T], int]:

@@ -23,9 +23,10 @@ from distlion.layout import BucketShape
 from distlion.votes import MajorityVote
 from distlion.wire import Exchange
 from distlion.wire.frame import ChunkKind, Header
-from distlion.wire.pattern import Ballot, PartialReducer, Reply
+from distlion.wire.memory import Memory
+from distlion.wire.pattern import Ballot, Exchanging, PartialReducer, Reply
 from distlion.wire.verdict import Verdict
-from loopback import CountingKernels, make_links, run_together
+from loopback import CountingKernels, Crossed, make_links, run_together
 
 STEP, BUCKET, SETTINGS = 7, 4, 99
 WORLD_SIZES = (1, 2, 3, 5, 8)
@@ -171,8 +172,8 @@ class Trial:
         reply = self.make_reducer().reduce(self.votes.flatten(1), self.present, 0)
         return reply.view(self.n, -1)
 
-    def run(self) -> list[Reply]:
-        exchanges = [
+    def start(self) -> list[Exchanging[Reply]]:
+        return [
             self.pattern.exchange(
                 link,
                 self.shape,
@@ -181,7 +182,9 @@ class Trial:
             )
             for rank, link in enumerate(self.links)
         ]
-        replies, self.n_transfers = run_together(exchanges)
+
+    def run(self) -> list[Reply]:
+        replies, self.n_transfers = run_together(self.start())
         return replies
 
     def verdict(self) -> Verdict:
@@ -303,6 +306,25 @@ def check_damage(pattern: Exchange) -> None:
         assert (verdict.status, verdict.culprits) == (Status.CORRUPT, (RANK,))
 
 
+def check_mixed_buckets(pattern: Exchange) -> None:
+    """What comes for one bucket in place of another that is under way counts for neither."""
+    for culprit in (0, CULPRIT):
+        n_refused = 0
+        for mixed in range(pattern.count_transfers(3)):
+            trials = Trial(pattern, 3), Trial(pattern, 3)
+            trials[1].votes, trials[1].links = 255 - trials[0].votes, trials[0].links
+            trials[1].headers = [replace(each, bucket=BUCKET + 1) for each in trials[0].headers]
+            crossed = Crossed(trials[0].links[culprit], mixed)
+            trials[0].links[culprit] = cast(Memory, crossed)
+            replies, _ = run_together([each for trial in trials for each in trial.start()])
+            for trial, reply in zip(trials, replies[culprit::3], strict=True):
+                is_refused = reply.verdict.status is Status.CORRUPT
+                n_refused += is_refused
+                # Or it did not read it: a server knows what it sends to itself.
+                assert is_refused or torch.equal(reply.payload, trial.expected)
+        assert n_refused > 0
+
+
 def check_digests(pattern: Exchange) -> None:
     """Digests of gradients come back to whoever reads all headers, at least to the first."""
     found = [reply.gradient_digests for reply in Trial(pattern, 3).run()]
@@ -326,6 +348,7 @@ CHECKS: tuple[Callable[[Exchange], None], ...] = (
     check_cancellation,
     check_last_step,
     check_damage,
+    check_mixed_buckets,
     check_digests,
     check_repr,
 )

@@ -38,6 +38,7 @@ from planted_reliability import RELIABILITY
 from planted_sharded_local import SHARDED_LOCAL
 from planted_sharing import TOGETHER
 from planted_signals import SIGNALS
+from planted_simulated import SIMULATED
 from planted_state import STATES
 from planted_trainers import TRAINERS
 from planted_trial import TRIAL
@@ -86,4 +87,5 @@ EVERYWHERE = (
     *CONGESTION,
     *ORTHOGONAL,
     *HEARTBEATS,
+    *SIMULATED,
 )

@@ -62,9 +62,11 @@ JOIN_MUTATIONS = (
     Mutation(
         "join: a newcomer takes its donor's momentum",
         "crew/optimizer.py",
-        "        if epoch.has_newcomers and epoch.members[0].epoch and",
-        "        self._membership.newcomers = 'donor'\n"
-        "        if epoch.has_newcomers and epoch.members[0].epoch and",
+        ' and self._membership.newcomers != "zeros":\n'
+        "            taken += self._fetch_momenta(epoch)\n",
+        ":\n            chosen, self._membership.newcomers = self._membership.newcomers, 'donor'\n"
+        "            taken += self._fetch_momenta(epoch)\n"
+        "            self._membership.newcomers = chosen\n",
         JOINING,
     ),
     Mutation(

@@ -15,6 +15,13 @@ TOGETHER = (
         SHARING,
     ),
     Mutation(
+        "sharing: buckets that travel together get each other's rows",
+        "wire/sharing.py",
+        "            for out, _ in self._parts:\n",
+        "            for out, _ in reversed(self._parts):\n",
+        SHARING,
+    ),
+    Mutation(
         "sharing: a transfer joins one that has left",
         "wire/gloo.py",
         "if shared is None or not shared.is_held:",

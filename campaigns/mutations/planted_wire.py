@@ -7,6 +7,7 @@ from planted import Mutation
 ENDPOINT = ("wire/test_endpoint.py",)
 TRANSFERS, CONNECTION = "csrc/endpoint.cpp", "csrc/connection.cpp"
 SOCKETS = ("wire/test_sockets.py",)
+PATTERNS = ("wire/test_pattern_contract.py",)
 MEETINGS, MEETING = ("wire/test_meetings.py",), "wire/rendezvous.py"
 
 WIRE = (
@@ -37,6 +38,27 @@ WIRE = (
         "    Early& early = stream.early.front();\n",
         "    Early& early = stream.early.back();\n",
         ENDPOINT,
+    ),
+    Mutation(
+        "wire: a chunk that comes goes to the last one who asks",
+        CONNECTION,
+        "        peer.into = stream.expected.front().data;\n",
+        "        peer.into = stream.expected.back().data;\n",
+        ENDPOINT,
+    ),
+    Mutation(
+        "wire: bytes of another bucket pass for those of this one",
+        "wire/frame.py",
+        "_FREE = (*range(HEADER_BYTES)[_GRADIENTS], ",
+        "_FREE = (*range(40, 44), *range(HEADER_BYTES)[_GRADIENTS], ",
+        PATTERNS,
+    ),
+    Mutation(
+        "wire: a closer look takes bytes of another bucket for those of this one",
+        "wire/frame.py",
+        '        ("bucket", like.bucket),\n',
+        "",
+        PATTERNS,
     ),
     Mutation(
         "wire: of a chunk that is coming, what came early is lost",

@@ -18,6 +18,7 @@ from distlion.crew.lookout import Lookout
 from distlion.crew.membership import Membership
 from distlion.peers import routing
 from distlion.wire import LinkModel, Transport, probe_link
+from simulation.crews import play
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_crew_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
@@ -185,6 +186,19 @@ def test_a_run_that_has_ended_is_closed_by_those_who_were_let_in() -> None:
     assert all("the run is over" in outcome.diaries[number].error[1] for number in (6, 7))
 
 
+def test_others_go_on_without_a_process_whose_main_thread_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(play, "LINGERS_S", (200.0,))  # its other threads go on for so long
+    plan = make_crew_plan(1, CrewFault("abandon", 1, "training", 2, 0), goal=8)
+    patient = replace(plan.options["timeouts"], busy_s=100.0)
+    outcome = play_crew(replace(plan, options={**plan.options, "timeouts": patient}))
+    assert len(outcome.fired) == 1
+    assert find_crew_violations(outcome) == []
+    assert list_endings(outcome) == ["finished", "left", "finished"]
+    assert outcome.virtual_s < 60
+
+
 def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where members form an epoch for so long that nobody lets newcomers in."""
     look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER) + 1
@@ -204,8 +218,11 @@ def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("ways", ["both", "from", "to"])
 def test_a_newcomer_that_reaches_the_store_alone_is_left_out_after_one_try(ways: Any) -> None:
     cut = CrewFault("split", 3, "forming", 0, 0, ways=ways)
-    outcome = play_crew(make_crew_plan(1, cut, comings=(Coming(3, 0.0),), goal=12))
+    # With "donor" it asks at once: it does not try to catch up first, until the run is over.
+    plan = make_crew_plan(1, cut, comings=(Coming(3, 0.0),), goal=12, newcomers="donor")
+    outcome = play_crew(plan)
     assert len(outcome.fired) == 1
+    assert any(number for number, _ in outcome.diaries[3].tried), "nobody has let it in"
     assert find_crew_violations(outcome) == []
     assert list_endings(outcome) == ["finished"] * 3 + ["raised"]
     committed_s = [time_s for _, _, time_s in outcome.diaries[0].commits]

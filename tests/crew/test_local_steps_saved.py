@@ -113,12 +113,20 @@ def fail_to_load(rank: int, size: int, port: int, folder: str, name: str) -> Any
     with make_crew(port, min_workers=size, max_workers=size, run_id="again") as crew:
         run = Run(crew, rank + 10, **OPTIONS[name])
         run.train(EVERY + 1)
-        before, known = run.tensors(), dict(vars(crew))
-        crew.marked = object()  # type: ignore[attr-defined]
-        run.scheduler.load_state_dict = lambda _: crew.__dict__.pop("marked")[0]  # type: ignore[method-assign]
+        before, alive = run.tensors(), (vars(crew), vars(crew._membership))
+        known = [dict(each) for each in alive]
+        for each in alive:
+            each["marked"] = True
+
+        def fail(_: object) -> None:
+            for each in alive:
+                del each["marked"]
+            raise ValueError
+
+        run.scheduler.load_state_dict = fail  # type: ignore[method-assign]
         with pytest.raises(CheckpointError):
             distlion.load_checkpoint(f"{folder}/saved", *run.everything())
-        assert vars(crew) == known  # not put back: its threads go on meanwhile
+        assert [*alive] == known  # not put back: its threads go on meanwhile
         assert are_equal(run.tensors(), before)
         run.train(3 * EVERY)
         return [each.clone() for each in run.optimizer.common_point]

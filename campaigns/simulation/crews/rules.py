@@ -15,7 +15,8 @@ Always, whatever happened:
 7. who ends with an error ends with a ``CrewError``;
 8. where one worker dies as all train, and nothing else happens, nobody forms an epoch in vain;
 9. no epoch begins anew, of newcomers alone, while others that have trained reach the store;
-10. nobody who runs is given up, however long it computes, within ``Timeouts.busy_s``.
+10. nobody who runs is given up, however long it computes, within ``Timeouts.busy_s``;
+11. a newcomer has no momentum, where ``newcomers`` is "zeros".
 
 And there is progress. While the store lives, is reached, and ``min_workers`` live that reach each
 other, they come to the goal: nobody waits for ever, and nobody is sent away but by a run that was

@@ -288,6 +288,7 @@ class CrewWorker:
         assert found is not None
         if self._n_formed == 0:
             self._watch(found)
+        self._check_momentum(epoch, found)
         self._diary.crew = self._crew._membership.rendezvous.memory.crew
         own, held = find_said(found, epoch.place) if self._plan.lanes == 1 else ({}, {})
         self._diary.entries.append(
@@ -305,6 +306,13 @@ class CrewWorker:
         )
         self._machine.begin("training", self._n_formed)
         self._n_formed += 1
+
+    def _check_momentum(self, epoch: Epoch, optimizer: CrewLion) -> None:
+        """Note it where a newcomer does not begin with momenta of zeros, as it should."""
+        is_new = epoch.members[epoch.place].epoch == 0 and epoch.members[0].epoch > 0
+        momenta = [each["exp_avg"] for each in optimizer.state.values() if "exp_avg" in each]
+        if is_new and self._plan.newcomers == "zeros" and any(map(torch.any, momenta)):
+            self._diary.wrong.append(f"epoch {epoch.number} begins with somebody's momentum")
 
     def _note_commit(self) -> None:
         key = self._crew.epoch.number, self._optimizer.committed_step

@@ -1,0 +1,82 @@
+"""What a donor gives a newcomer of a crew, in schedules in which nothing goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distlion.crew import CrewLion
+from distlion.crew.replies import Replica, StepReply
+from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_join_plan
+from simulation.crews.play import CrewOutcome, play_crew
+from simulation.crews.rules import find_crew_violations
+from simulation.kernel import running
+from simulation.network import Delays
+
+SIZE = 4
+"""Workers before the newcomer, whose number this is: with one less, counts have one bit less."""
+COMMIT_S = 0.03
+"""Seconds from a commit's first write to its last; two pieces are sent in less."""
+
+
+def make_plan(seed: int, *faults: CrewFault) -> CrewPlan:
+    """Return a schedule in which a newcomer's parameters take many steps to come."""
+    plan = draw_join_plan(0)
+    timeouts = replace(plan.options["timeouts"], init_s=2.0, step_s=2.0)
+    return replace(
+        plan,
+        seed=seed,
+        starts_s=(0.0,) * SIZE,
+        comings=(Coming(3, 0.0),),
+        min_workers=2,
+        sizes=(12_000,),
+        rules=("average",),
+        options={**plan.options, "overlap": False, "clip_norm": None, "timeouts": timeouts},
+        goal=40,
+        delays=Delays(0.0001, 0.005, store_s=0.005),
+        compute_s=0.1,
+        skew_s=0.0,
+        absent=False,
+        faults=faults,
+        replay_steps=64,
+    )
+
+
+def check_caught_up(outcome: CrewOutcome) -> None:
+    """Check that the newcomer has become a member while the others went on."""
+    newcomer = outcome.diaries[SIZE]
+    assert find_crew_violations(outcome) == []
+    assert newcomer.followed == [True]
+    assert newcomer.entries and newcomer.ending == "finished"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_newcomer_that_nothing_strikes_catches_up_with_its_first_donor(seed: int) -> None:
+    check_caught_up(play_crew(make_plan(seed)))
+
+
+def test_replies_of_two_epochs_are_read_by_the_roster_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay, sizes = Replica.replay, set[int]()
+
+    def note_and_replay(replica: Replica, reply: StepReply) -> None:
+        sizes.add(len(reply.roster.ids))
+        replay(replica, reply)
+
+    monkeypatch.setattr(Replica, "replay", note_and_replay)
+    check_caught_up(play_crew(make_plan(1, CrewFault("die", 1, "committed", 10, 0))))
+    assert sizes == {SIZE, SIZE - 1}
+
+
+def test_nothing_is_copied_while_a_commit_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the simulation a commit takes no time, unless somebody waits within it."""
+    advance = CrewLion._advance
+
+    def advance_late(optimizer: CrewLion) -> None:
+        running().sleep(COMMIT_S)
+        advance(optimizer)
+
+    monkeypatch.setattr(CrewLion, "_advance", advance_late)
+    check_caught_up(play_crew(make_plan(1)))
