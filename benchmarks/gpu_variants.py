@@ -102,12 +102,11 @@ VOTES = {
     "directions in bfloat16": (encode.DIRECTIONS, 16, False, 1),
 }
 MOVES = {
-    "commit signs": (commit.SIGN, 1, True),
-    "commit ternary": (commit.TERNARY, 2, True),
-    "commit counts of 3 bits": (commit.COUNT, 3, True),
-    "apply signs": (commit.SIGN, 1, False),
-    "update momentum": (commit.NO_REPLY, 1, True),
-    "step alone": (commit.OWN, 1, True),
+    "commit signs": (commit.SIGN, 1),
+    "commit ternary": (commit.TERNARY, 2),
+    "commit counts of 3 bits": (commit.COUNT, 3),
+    "update momentum": (commit.NO_REPLY, 1),
+    "step alone": (commit.OWN, 1),
 }
 COUNTS = {
     "count signs": (encode.LEVELS, 1, 0, commit.SIGN, 1),
@@ -129,14 +128,9 @@ def list_variants() -> Iterator[Variant]:
             votes = {"VOTE": vote.value, "PLANES": planes, "L1": is_l1, "DIRECTION": direction}
             types = {"out": _pointer(direction)} if vote is encode.DIRECTIONS else {}
             yield Variant(f"encode {name}, {kind_name}", encode.encode_kernel, votes | kind, types)
-        for name, (reply, planes, moves_momentum) in MOVES.items():
+        for name, (reply, planes) in MOVES.items():
             for is_random in (False, True) if kind["KIND"] == 1 and reply.value != 4 else (False,):
-                moves = {
-                    "FORMAT": reply.value,
-                    "PLANES": planes,
-                    "MOMENTUM": moves_momentum,
-                    "STOCHASTIC": is_random,
-                }
+                moves = {"FORMAT": reply.value, "PLANES": planes, "STOCHASTIC": is_random}
                 rounding = ", stochastic rounding" if is_random else ""
                 yield Variant(
                     f"{name}, {kind_name}{rounding}", commit.commit_kernel, moves | kind, {}

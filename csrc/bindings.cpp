@@ -81,7 +81,7 @@ NB_MODULE(_cpu, m) {
         .def("sum_directions", &Core::sum_directions, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
              "is_bfloat16"_a, "out"_a, "threads"_a)
         .def("commit", &Core::commit, "segments"_a, "present"_a, "reply"_a, "reply_format"_a,
-             "rounding"_a.none(), "moves_momentum"_a, "threads"_a)
+             "rounding"_a.none(), "threads"_a)
         .def("update_momentum", &Core::update_momentum, "segments"_a, "present"_a, "threads"_a)
         .def("step_alone", &Core::step_alone, "segments"_a, "rounding"_a.none(), "threads"_a)
         .def("add_outer_momentum", &Core::add_outer_momentum, "params"_a, "starts"_a, "buffers"_a,

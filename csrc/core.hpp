@@ -126,7 +126,6 @@ enum class ReplyFormat : std::uint8_t { sign, ternary, count, own };
 
 struct Commitment {
     bool moves_param = true;
-    bool moves_momentum = true;
     ReplyFormat format = ReplyFormat::own;  // own: the sign of the worker's own direction, 0 for 0
     const std::uint64_t* reply = nullptr;
     std::size_t n_planes = 0;

@@ -177,7 +177,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "reply format": (
         lambda: core.commit(
-            core.read_segments(make_segments()), [1, 1], words(1, 1, 8), "own", None, True, 1
+            core.read_segments(make_segments()), [1, 1], words(1, 1, 8), "own", None, 1
         ),
         "reply_format is 'own', expected 'sign', 'ternary' or 'count'",
     ),

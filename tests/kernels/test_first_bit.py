@@ -127,15 +127,17 @@ def test_ties_of_votes_counted_in_parts_take_the_bits_of_their_numbers() -> None
 
 
 @over_all
-@pytest.mark.parametrize("op", ["commit", "apply_reply", "step_alone"])
+@pytest.mark.parametrize("op", ["commit", "step_alone"])
 def test_rounding_takes_the_bits_of_the_numbers(op: str, backend: Backend) -> None:
     segments = make_segments(backend.device, value=1.0, dtype=torch.bfloat16)
     reply = empty_planes(1, backend.device)
     if op == "step_alone":
         backend.kernels.step_alone(segments, rounding=COINS.rounding)
     else:
-        move = getattr(backend.kernels, op)
-        move(segments, [1] * 64, reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding)
+        present = [1] * 64
+        backend.kernels.commit(
+            segments, present, reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding
+        )
     (exact,) = np.array([1.0 - LR], dtype=np.float32).view(np.uint32).tolist()
     for segment in segments:
         expected = [

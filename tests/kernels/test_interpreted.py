@@ -22,7 +22,7 @@ from distlion.virtual import VirtualCluster
 from distlion.votes import Aggregation, Average, MajorityVote, MaskedVote, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
 from distlion.votes.ternary import TernaryVote
-from kernel_cases import ENCODERS, REPLIES, ROUNDING, ZERO, all_ops, committing, encoding
+from kernel_cases import ENCODERS, MOVES, REPLIES, ROUNDING, ZERO, all_ops, committing, encoding
 from tiers import in_tiers
 
 pytestmark = pytest.mark.skipif(not INTERPRETS, reason="runs where TRITON_INTERPRET=1")
@@ -70,7 +70,7 @@ def test_whole_tiles_of_every_dtype_are_those_of_the_reference(
     for encoder in ENCODERS:
         case = encoding(encoder, (8192,), dtypes, wild=exp_avg_dtype == torch.float32)
         conform(triton, *case, is_aligned=True)
-    for op in ("commit", "apply_reply", "update_momentum", "step_alone"):
+    for op in MOVES:
         for reply_format, planes in REPLIES:
             for rounding in (None, ROUNDING):
                 moving = committing(op, (8192,), dtypes, reply_format, planes, rounding=rounding)

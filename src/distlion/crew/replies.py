@@ -159,7 +159,7 @@ class Piece:
             bucket_word=slot.bucket_word + skipped,
         )
         values = flat[self.start : self.stop]
-        # No op that applies a reply reads a momentum, which has to be of a momentum's dtype.
+        # Without a gradient no momentum is read, but it has to be of the dtype of one.
         momentum = values if values.dtype in _OF_MOMENTA else values.float()
         return Segment(place, values, None, momentum, coefficients)
 

@@ -359,7 +359,7 @@ class Kernels(CountingKernels, Protocol):
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        """Apply a reply and update the momentum: ``apply_reply``, then ``update_momentum``.
+        """Apply a reply and update the momentum: write x' and m'.
 
         Args:
             segments: Segments of one bucket, in order; ``param`` and ``exp_avg`` are written.
@@ -372,18 +372,6 @@ class Kernels(CountingKernels, Protocol):
                 bits of word k // 4, those from bit 16 (k % 4) on, where k is its number among the
                 coins; they are added below the kept mantissa, then truncated.
         """
-        ...
-
-    def apply_reply(
-        self,
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        reply: Tensor,
-        *,
-        reply_format: ReplyFormat,
-        rounding: Coin | None,
-    ) -> None:
-        """Write x' and leave the momentum unchanged; arguments as for ``commit``."""
         ...
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:

@@ -230,31 +230,18 @@ class CpuKernels:
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        arguments = (reply_format.value, _draws(rounding), True, torch.get_num_threads())
+        arguments = (reply_format.value, _draws(rounding), torch.get_num_threads())
         self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
-        note_writes(segments, present, param=True, exp_avg=True)
-
-    def apply_reply(
-        self,
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        reply: Tensor,
-        *,
-        reply_format: ReplyFormat,
-        rounding: Coin | None,
-    ) -> None:
-        arguments = (reply_format.value, _draws(rounding), False, torch.get_num_threads())
-        self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
-        note_writes(segments, present, param=True, exp_avg=False)
+        note_writes(segments, present)
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
         self._core.update_momentum(self._table(segments), present, torch.get_num_threads())
-        note_writes(segments, present, param=False, exp_avg=True)
+        note_writes(segments, present, param=False)
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         self._core.step_alone(self._table(segments), _draws(rounding), torch.get_num_threads())
         moved = [segment.grad is not None for segment in segments]
-        note_writes(segments, moved, param=True, exp_avg=True)
+        note_writes(segments, moved)
 
     def add_outer_momentum(
         self,
@@ -339,9 +326,7 @@ def _is_bfloat16(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16
 
 
-def note_writes(
-    segments: Sequence[Segment], present: Sequence[int], *, param: bool, exp_avg: bool
-) -> None:
+def note_writes(segments: Sequence[Segment], present: Sequence[int], *, param: bool = True) -> None:
     """Tell autograd of writes, as it refuses to differentiate through changed tensors."""
     written: list[Tensor] = []
     for index, segment in enumerate(segments):
@@ -349,6 +334,6 @@ def note_writes(
             continue
         if param:
             written.append(segment.param)
-        if exp_avg and segment.grad is not None:
+        if segment.grad is not None:
             written.append(segment.exp_avg)
     torch.autograd.graph.increment_version(written)

@@ -379,21 +379,6 @@ def _round_stochastically(x: Tensor, rounding: Coin, slot: Slot) -> Tensor:
     return torch.where(torch.isfinite(x), rounded, x)
 
 
-def apply_reply(
-    segments: Sequence[Segment],
-    present: Sequence[int],
-    reply: Tensor,
-    *,
-    reply_format: ReplyFormat,
-    rounding: Coin | None,
-) -> None:
-    planes = split_planes(reply)
-    for index, segment in enumerate(segments):
-        if n := present[index]:
-            s = _replied(planes, segment.slot, n, reply_format)
-            _move(segment, s, n if reply_format is ReplyFormat.COUNT else 1, rounding)
-
-
 def update_momentum(segments: Sequence[Segment], present: Sequence[int]) -> None:
     for index, segment in enumerate(segments):
         if present[index] and segment.grad is not None:
@@ -408,7 +393,11 @@ def commit(
     reply_format: ReplyFormat,
     rounding: Coin | None,
 ) -> None:
-    apply_reply(segments, present, reply, reply_format=reply_format, rounding=rounding)
+    planes = split_planes(reply)
+    for index, segment in enumerate(segments):
+        if n := present[index]:
+            s = _replied(planes, segment.slot, n, reply_format)
+            _move(segment, s, n if reply_format is ReplyFormat.COUNT else 1, rounding)
     update_momentum(segments, present)
 
 

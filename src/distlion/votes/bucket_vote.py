@@ -172,8 +172,7 @@ class BucketVote:
             payload: As for ``read_reply``, on the parameters' device.
             rounding: The coin of stochastic rounding; None to round to nearest.
         """
-        reply = self.read_reply(payload)
-        kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
+        self.apply(kernels, segments, present, payload, rounding)
         if not all(present):
             # Momenta of a worker that is left out move too where nobody else has a vote.
             kernels.update_momentum(segments, [not n_votes for n_votes in present])
@@ -187,11 +186,12 @@ class BucketVote:
         payload: Tensor,
         rounding: Coin | None,
     ) -> None:
-        """Apply a reply's bytes, as ``commit`` does, to parameters with momenta elsewhere."""
+        """Apply a reply's bytes, and move the momenta of segments with a gradient.
+
+        Arguments are those of ``commit``. Momenta that are elsewhere need no more.
+        """
         reply = self.read_reply(payload)
-        kernels.apply_reply(
-            segments, present, reply, reply_format=self.reply_format, rounding=rounding
-        )
+        kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
 
     def note(self) -> None:
         """Make the drafted state current, because the step was committed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ class ScalingVote(BucketVote):
             return
         # First, as a residual depends on the direction, and that on the momentum.
         self.note()
-        self._move(kernels.commit, segments, present, payload, rounding)
+        self.apply(kernels, segments, present, payload, rounding)
 
     def apply(
         self,
@@ -55,17 +55,6 @@ class ScalingVote(BucketVote):
         if not self.shape.reply_scales_bytes:
             super().apply(kernels, segments, present, payload, rounding)
             return
-        self._move(kernels.apply_reply, segments, present, payload, rounding)
-
-    def _move(
-        self,
-        op: Callable[..., None],
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        payload: Tensor,
-        rounding: Coin | None,
-    ) -> None:
-        """Apply a reply by ``commit`` or ``apply_reply``, with the scale of each shard."""
         scales = self.read_scales(payload).tolist()
         pieces, voted = [], []
         for shard, cuts in enumerate(self.bucket.cuts):
@@ -73,7 +62,7 @@ class ScalingVote(BucketVote):
                 pieces.append(_take_piece(segments[index], slot, scales[shard][index]))
                 voted.append(present[index])
         reply = self.read_reply(payload)
-        op(pieces, voted, reply, reply_format=self.reply_format, rounding=rounding)
+        kernels.commit(pieces, voted, reply, reply_format=self.reply_format, rounding=rounding)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         if not self.shape.reply_scales_bytes:

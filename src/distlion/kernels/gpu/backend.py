@@ -127,29 +127,17 @@ class TritonKernels(PlainFeedback):
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        _commit(segments, present, reply, FORMATS[reply_format], rounding, moves_momentum=True)
-        note_writes(segments, present, param=True, exp_avg=True)
-
-    def apply_reply(
-        self,
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        reply: Tensor,
-        *,
-        reply_format: ReplyFormat,
-        rounding: Coin | None,
-    ) -> None:
-        _commit(segments, present, reply, FORMATS[reply_format], rounding, moves_momentum=False)
-        note_writes(segments, present, param=True, exp_avg=False)
+        _commit(segments, present, reply, FORMATS[reply_format], rounding)
+        note_writes(segments, present)
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
-        _commit(segments, present, None, NO_REPLY, None, moves_momentum=True)
-        note_writes(segments, present, param=False, exp_avg=True)
+        _commit(segments, present, None, NO_REPLY, None)
+        note_writes(segments, present, param=False)
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         moved = [segment.grad is not None for segment in segments]
-        _commit(segments, moved, None, OWN, rounding, moves_momentum=True)
-        note_writes(segments, moved, param=True, exp_avg=True)
+        _commit(segments, moved, None, OWN, rounding)
+        note_writes(segments, moved)
 
     def check_finite(self, segments: Sequence[Segment]) -> Tensor:
         return _encode(segments, encode.NONE.value, None)
@@ -278,8 +266,6 @@ def _commit(
     reply: Tensor | None,
     reply_format: int,
     rounding: Coin | None,
-    *,
-    moves_momentum: bool,
 ) -> None:
     table = _read(segments)
     rows = table.mark_present(present, counts=reply_format == committing.COUNT.value)
@@ -299,7 +285,6 @@ def _commit(
             there.tiles if reply is None else reply.view(-1).view(torch.int32),
             FORMAT=reply_format,
             PLANES=1 if reply is None else reply.shape[1],
-            MOMENTUM=moves_momentum,
             STOCHASTIC=rounding is not None and kind == bits.BFLOAT16.value,
             KIND=kind,
             M_KIND=m_kind,
