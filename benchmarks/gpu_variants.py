@@ -13,7 +13,6 @@ from triton.compiler import ASTSource
 
 from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.kernels.gpu import checks, commit, count, encode
-from distlion.kernels.gpu.backend import COIN_BLOCK
 from distlion.kernels.gpu.launch import OPTIONS
 from distlion.kernels.gpu.table import KINDS
 
@@ -152,7 +151,6 @@ def list_variants() -> Iterator[Variant]:
     for is_linear in (False, True):
         constants = {"PLANES": 16, "LINEAR": is_linear}
         yield Variant(f"blank, linear={is_linear}", encode.blank_kernel, constants, {}, 0)
-    yield Variant("coin", checks.coin_kernel, {"BLOCK": COIN_BLOCK}, {"out": "*i64"}, 0)
     for size in (1, 2, 4):
         yield Variant(f"digest of {size} bytes", checks.digest_kernel, {"BYTES": size}, {})
     for dtype, elements in zip(PARAM_DTYPES, ("*fp32", "*u16", "*fp16"), strict=True):

@@ -40,7 +40,6 @@ NB_MODULE(_cpu, m) {
     nb::class_<Core>(m, "Core", "The ops of contract.Kernels, for one instruction set.")
         .def(nb::init<const std::string&, nb::object>(), "instruction_set"_a, "exchange_api"_a.none())
         .def("read_segments", &Core::read_segments, "segments"_a)
-        .def("coin", &Core::coin, "key"_a, "inverted"_a, "first_word"_a, "out"_a)
         .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "finite"_a,
              "threads"_a)
         .def("encode_ternary", &Core::encode_ternary, "segments"_a, "out"_a, "finite"_a, "threads"_a)

@@ -161,7 +161,6 @@ constexpr std::size_t kChecksumBytes = 4;
 
 // The loops of one instruction set. Words are counted from the start of the segment.
 struct Loops {
-    void (*draw_coin)(Coin coin, std::uint64_t first_word, std::size_t n_words, std::uint64_t* out);
     // Returns whether all is finite. Cuts must be at multiples of kScaleBlockWords.
     bool (*encode)(const Segment& segment, std::size_t begin, std::size_t end,
                    const Encoding& encoding);

@@ -41,16 +41,6 @@ public:
         return table;
     }
 
-    void coin(std::uint64_t key, bool inverted, std::uint64_t first_word, nb::handle out) const {
-        const TensorView view = tensors_.read(out, "out", {});
-        if (!is_type(view.dtype, kInt, 64)) {
-            refuse("out: expected int64");
-        }
-        const nb::gil_scoped_release released;
-        loops_->draw_coin({key, inverted}, first_word, view.n_elements,
-                          static_cast<std::uint64_t*>(view.data));
-    }
-
     void encode_signs(const SegmentTable& segments, std::uint64_t key, bool inverted, nb::handle out,
                       nb::handle finite, int threads) const {
         encode_planes(segments, {.vote = Vote::signs, .zero = {key, inverted}}, out, {1, 1}, finite, threads);

@@ -365,7 +365,6 @@ def moving_outwards(sizes: Sequence[int], *, nesterov: bool, wild: bool = False)
 
 def checking() -> Iterator[tuple[str, Run]]:
     """One case for each op that only looks."""
-    yield "coin of 100 words", lambda k, g, m: k.coin(TIE, 7, 100, device=m.device)
     for dtype in (*PARAM_DTYPES, torch.uint8):
         yield (
             f"digests of ones, {dtype}",

@@ -150,7 +150,6 @@ class Big:
 
 
 LONG_CALLS: dict[str, Callable[[Big], object]] = {
-    "coin": lambda big: core.coin(1, False, 0, big.row),
     "encode_signs": lambda big: core.encode_signs(big.table, 1, False, big.sign, big.flag, 1),
     "check_finite": lambda big: core.check_finite(big.table, big.flag, 1),
     "count_ternary": lambda big: core.count_ternary(

@@ -158,10 +158,6 @@ class Kernels(CountingKernels, Protocol):
         """
         ...
 
-    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
-        """Draw words ``first_word`` ... of a coin: (n_words,) int64."""
-        ...
-
     def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
         """Encode directions as signs.
 

@@ -60,11 +60,6 @@ class CpuKernels:
             return segments.table
         return self._core.read_segments(segments)
 
-    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
-        out = torch.empty(n_words, dtype=torch.int64, device=device)
-        self._core.coin(coin.key, coin.inverted, first_word, out)
-        return out
-
     def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
         finite = _make_flags(segments)
         coin = (zero.key, zero.inverted)

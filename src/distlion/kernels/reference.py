@@ -53,10 +53,6 @@ def gather(segments: Sequence[Segment]) -> Sequence[Segment]:
     return tuple(segments)
 
 
-def coin(coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
-    return draw_words(coin, first_word, n_words, device=device)
-
-
 # Directions and momenta.
 
 
@@ -373,7 +369,7 @@ def _move(segment: Segment, s: Tensor, divisor: int, rounding: Coin | None) -> N
 def _round_stochastically(x: Tensor, rounding: Coin, slot: Slot) -> Tensor:
     """Round to bfloat16's values: add 16 random bits below its mantissa, then cut them off."""
     first_word, skipped = divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)
-    words = coin(rounding, first_word, -(-(skipped + x.numel()) // 4), device=x.device)
+    words = draw_words(rounding, first_word, -(-(skipped + x.numel()) // 4), device=x.device)
     noise = words.view(torch.int16).to(torch.int32)[skipped : skipped + x.numel()] & 0xFFFF
     rounded = ((x.view(torch.int32) + noise) & ~0xFFFF).view(torch.float32)
     return torch.where(torch.isfinite(x), rounded, x)

@@ -35,7 +35,6 @@ from distlion.kernels.gpu.table import (
 )
 from distlion.kernels.words import mix_words
 
-COIN_BLOCK = 256
 FORMATS = {
     ReplyFormat.SIGN: committing.SIGN.value,
     ReplyFormat.TERNARY: committing.TERNARY.value,
@@ -56,15 +55,6 @@ class TritonKernels(PlainFeedback):
 
     def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
         return _Gathered(segments, read_segments(segments))
-
-    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
-        out = torch.empty(n_words, dtype=torch.int64, device=device)
-        rows = np.zeros((1, FIELDS), dtype=np.int64)
-        rows[0, [checks.WORD.value, checks.N_WORDS.value]] = first_word, n_words
-        table = upload_table(rows, np.zeros(0, dtype=np.int32), device, coin=coin)
-        n_programs = -(-n_words // COIN_BLOCK)
-        launch(checks.coin_kernel, n_programs, table.rows, out, BLOCK=COIN_BLOCK)
-        return out
 
     def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
         return _encode(segments, encode.SIGNS.value, out, zero=zero)
