@@ -16,9 +16,8 @@ from distlion.kernels import (
     ReplyFormat,
     Segment,
     VoteFormat,
-    settle_tally,
-    tally_votes,
 )
+from distlion.kernels.sums import add_sums, settle_sum, start_sum
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
 
@@ -108,17 +107,19 @@ def test_ties_take_the_bits_of_their_numbers(planes: int, backend: Backend) -> N
 def test_ties_of_votes_counted_in_parts_take_the_bits_of_their_numbers() -> None:
     votes = torch.zeros((2, BUCKET.n_blocks, 1, BLOCK_WORDS), dtype=torch.int64)
     votes[1] = -1
-    tally = tally_votes(
-        BlockVotes(votes, torch.ones((2, 64), dtype=torch.bool), BUCKET, 0),
-        vote_format=VoteFormat.LEVEL,
+    present = torch.ones((1, 64), dtype=torch.bool)
+    one, other = (
+        start_sum(BlockVotes(vote[None], present, BUCKET, 0), vote_format=VoteFormat.LEVEL)
+        for vote in votes
     )
     out = empty_planes(1, TRUTH.device)
-    settle_tally(
-        tally,
+    settle_sum(
+        add_sums(one, other, 2),
         torch.full((64,), 2),
         BUCKET,
-        0,
         COINS.tie,
+        vote_planes=1,
+        vote_format=VoteFormat.LEVEL,
         reply_format=ReplyFormat.SIGN,
         out=out,
     )

@@ -154,13 +154,13 @@ def test_a_rule_is_rebuilt_from_its_text(rule: Aggregation) -> None:
 @RULES
 def test_a_vote_has_no_partial_counts(rule: Aggregation) -> None:
     shape = rule.shape(make_bucket(3), 3)
-    assert shape.tally_bytes is None
+    assert shape.plane_bytes is None
     words = shape.vote_bytes - shape.scales_bytes
     assert words == rule.vote_planes * (shape.reply_bytes - shape.reply_scales_bytes)
     assert shape.scales_bytes == pad_bytes(4 * rule.n_scales * len(SIZES))
     assert shape.reply_scales_bytes == pad_bytes(4 * len(SIZES))
     with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
-        _ = shape.tally_chunk
+        shape.sum_chunk(2)
 
 
 @RULES

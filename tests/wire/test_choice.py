@@ -28,8 +28,8 @@ patterns = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=repr)
 
 
 def make_shape(n_shards, vote_bytes=64, reply_bytes=64, n_params=1):
-    tally_bytes = 32 * vote_bytes  # of votes of one bit
-    return BucketShape(n_shards, n_params, vote_bytes, reply_bytes, False, tally_bytes)
+    # Votes have one bit, and so one plane.
+    return BucketShape(n_shards, n_params, vote_bytes, reply_bytes, False, vote_bytes)
 
 
 @patterns
@@ -133,7 +133,7 @@ def test_floats_take_a_pattern_that_does_not_count_in_parts():
     shape = make_shape(1000, 64, 64)
     link = LinkModel(latency_s=1e-9, rate_bit_per_s=1e15, message_s=1.0)
     assert choose_exchange(shape, link) == RecursiveDoubling()
-    assert not choose_exchange(replace(shape, tally_bytes=None), link).counts_in_parts
+    assert not choose_exchange(replace(shape, plane_bytes=None), link).counts_in_parts
 
 
 def test_weighted_votes_take_a_pattern_that_counts_them():

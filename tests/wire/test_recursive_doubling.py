@@ -151,7 +151,7 @@ def test_bits_sent_are_those_of_partial_counts(n: int, bits: int) -> None:
 
 def test_floats_are_refused_before_anything_is_sent() -> None:
     trial = Trial(RecursiveDoubling(), 2)
-    trial.shape = replace(trial.shape, tally_bytes=None)
+    trial.shape = replace(trial.shape, plane_bytes=None)
     with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
         trial.run()
     assert [link.counted for link in trial.links] == [ByteCount()] * 2

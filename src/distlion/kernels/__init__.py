@@ -1,11 +1,17 @@
 """Arithmetic on flat tensors: no state, no peers."""
 
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import FLOAT32_MAX, Coefficients, Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import (
+    FLOAT32_MAX,
+    Coefficients,
+    Kernels,
+    ReplyFormat,
+    Segment,
+    VoteFormat,
+)
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.dispatch import check_denormals, choose_kernels
 from distlion.kernels.orthogonal import matrix_shape, orthogonalize
-from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
 
 __all__ = [
     "FLOAT32_MAX",
@@ -21,6 +27,4 @@ __all__ = [
     "choose_kernels",
     "matrix_shape",
     "orthogonalize",
-    "settle_tally",
-    "tally_votes",
 ]

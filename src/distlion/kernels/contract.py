@@ -74,6 +74,26 @@ COIN_VECTORS: dict[tuple[int, int, int, str], tuple[int, int, int]] = {
 }
 
 
+class VoteFormat(Enum):
+    """Meanings of the planes of a vote."""
+
+    LEVEL = "level"
+    """Plane 0 is the sign, the others, lowest first, the bits of a: sign * (2 a + 1)."""
+    TERNARY = "ternary"
+    """Plane 0 is the sign, plane 1 whether it is not 0."""
+    PAIR = "pair"
+    """Plane 0 is the sign of the direction, plane 1 that of the gradient: two votes."""
+    DIRECTION = "direction"
+    """The bits of a float. Sums of floats depend on their order, so there are no partial sums."""
+    STEP = "step"
+    """Plane 0 is the sign; plane 1, if any, selects one of the parameter's two scales."""
+
+    @property
+    def has_partial_sums(self) -> bool:
+        """True if a vote is one integer: a sum of them has no order, and is one number."""
+        return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)
+
+
 class ReplyFormat(Enum):
     """Formats in which a reply encodes the integer S of an element."""
 

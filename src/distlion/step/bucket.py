@@ -452,7 +452,7 @@ class _StateImport:
         n_shards = votes.shape[1] // shape.vote_bytes
         return torch.zeros(n_shards * shape.reply_bytes, dtype=torch.uint8, device="cpu")
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         return present.sum(0)
 
 

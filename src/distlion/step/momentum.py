@@ -197,7 +197,7 @@ class MomentumRows:
         # By a tensor: for a number, some backends multiply by the reciprocal.
         return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         """Count the workers that sent each part."""
         return present.sum(0)
 

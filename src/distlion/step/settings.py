@@ -161,7 +161,7 @@ class Settings:
                 "workers that count alike. Expected one of them. Use scope='worker'"
             )
         pattern = self.exchange
-        if weight > 1 and isinstance(pattern, Exchange) and not pattern.counts_weights:
+        if weight > 1 and isinstance(pattern, Exchange) and pattern.counts_in_parts:
             return (
                 f"weight={weight} and exchange={pattern!r}, which adds votes that count alike. "
                 "Expected one of them. Use exchange=AllReduce()"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
 from distlion.votes.aggregation import Aggregation
 
 

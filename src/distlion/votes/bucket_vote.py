@@ -17,7 +17,7 @@ from distlion.kernels.orthogonal import orthogonalize_directions
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, BucketShape
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
-from distlion.votes.tally import RuleTally
+from distlion.votes.sums import RuleSums
 
 if TYPE_CHECKING:
     from distlion.votes.aggregation import Aggregation
@@ -126,12 +126,12 @@ class BucketVote:
         self.rule.count(kernels, cast, coins, out=out)
         return out.view(-1).view(torch.uint8)
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Return the number of votes of each parameter for ``apply``, (n_params,) int64.
+    def count_present(self, present: Tensor) -> Tensor:
+        """Return the number of votes of each parameter for ``commit``, (n_params,) int64.
 
         Arguments are those of ``Roster.weigh``.
         """
-        return self.roster.weigh(present, rows).sum(0)
+        return self.roster.weigh(present).sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, without padding after them: (blocks, planes, 8) int64."""
@@ -220,7 +220,7 @@ class BucketVote:
         """Sizes of the result of ``export_state``, as if it were a vote."""
         planes = FLOAT_PLANES * len(self.rule.worker_state)
         return self.bucket.shape(
-            vote_planes=planes, reply_planes=1, has_counts=False, has_tally=False
+            vote_planes=planes, reply_planes=1, has_counts=False, has_partial_sums=False
         )
 
     def import_states(self, told: Tensor) -> None:
@@ -250,19 +250,18 @@ class BucketCount:
     coins: Coins
 
     @property
-    def parts(self) -> RuleTally | None:
+    def parts(self) -> RuleSums | None:
         """The count in parts; None for rules that have none."""
         vote = self.vote
-        if vote.shape.tally_bytes is None:
+        if vote.shape.plane_bytes is None:
             return None
-        roster = vote.roster
-        return RuleTally(vote.rule, vote.bucket, self.coins, roster.n_votes, roster)
+        return RuleSums(vote.rule, vote.bucket, vote.roster, self.coins)
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         """Count the votes of each parameter; arguments as for ``BucketVote.count_present``."""
         if not self.vote.is_weighted:
             return present.sum(0)
-        return self.vote.count_present(present, rows)
+        return self.vote.count_present(present)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes; arguments as for ``BucketVote.count``."""

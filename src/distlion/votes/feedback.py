@@ -12,10 +12,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.feedback import count_estimates
-from distlion.kernels.tally import VoteFormat
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import Kernels, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
 from distlion.votes.aggregation import Aggregation
 
 DTYPES = (torch.float32, torch.bfloat16)
