@@ -58,6 +58,9 @@ class FeedbackVote(Aggregation):
         worker's coin decides, where the sum is exactly 0 a common coin.
     """
 
+    vote_format = VoteFormat.STEP
+    reply_format = ReplyFormat.SIGN
+
     worker_state: ClassVar[tuple[str, ...]] = (_ESTIMATE,)
 
     bits: int = 2
@@ -75,14 +78,6 @@ class FeedbackVote(Aggregation):
 
     def reply_planes(self, n_votes: int) -> int:
         return 1
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.STEP
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.SIGN
 
     @property
     def n_scales(self) -> int:

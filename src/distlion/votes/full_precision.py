@@ -33,6 +33,9 @@ class FullPrecision(Aggregation):
         InvalidArgumentError: ``dtype`` is neither.
     """
 
+    vote_format = VoteFormat.DIRECTION
+    reply_format = ReplyFormat.TERNARY
+
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -47,14 +50,6 @@ class FullPrecision(Aggregation):
 
     def reply_planes(self, n_votes: int) -> int:
         return 2
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.DIRECTION
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.TERNARY
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor

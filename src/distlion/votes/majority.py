@@ -36,6 +36,9 @@ class MajorityVote(Aggregation):
         steps.
     """
 
+    vote_planes = 1
+    vote_format = VoteFormat.LEVEL
+
     tie: Literal["random", "zero"] = "random"
 
     def __post_init__(self) -> None:
@@ -44,16 +47,8 @@ class MajorityVote(Aggregation):
                 f"MajorityVote(tie={self.tie!r}): expected 'random' or 'zero'"
             )
 
-    @property
-    def vote_planes(self) -> int:
-        return 1
-
     def reply_planes(self, n_votes: int) -> int:
         return 1 if self.tie == "random" else 2
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.LEVEL
 
     @property
     def reply_format(self) -> ReplyFormat:

@@ -42,22 +42,17 @@ class MaskedVote(Aggregation):
         place after every second step. A single worker takes Lion's step.
     """
 
+    vote_planes = 2
+    vote_format = VoteFormat.PAIR
+
     tie: Literal["zero", "random"] = "zero"
 
     def __post_init__(self) -> None:
         if self.tie not in ("zero", "random"):
             raise InvalidArgumentError(f"MaskedVote(tie={self.tie!r}): expected 'zero' or 'random'")
 
-    @property
-    def vote_planes(self) -> int:
-        return 2
-
     def reply_planes(self, n_votes: int) -> int:
         return 1 if self.tie == "random" else 2
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.PAIR
 
     @property
     def reply_format(self) -> ReplyFormat:

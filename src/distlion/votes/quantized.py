@@ -49,6 +49,9 @@ class QuantizedVote(Aggregation):
         Ties and directions of exactly 0 take the coins of ``MajorityVote``.
     """
 
+    vote_format = VoteFormat.LEVEL
+    reply_format = ReplyFormat.SIGN
+
     bits: int = 4
     norm: Literal["l1", "linf"] = "l1"
     step: float | None = None
@@ -81,14 +84,6 @@ class QuantizedVote(Aggregation):
 
     def reply_planes(self, n_votes: int) -> int:
         return 1
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.LEVEL
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.SIGN
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor

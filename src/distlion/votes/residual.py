@@ -50,13 +50,11 @@ class ResidualVote(FeedbackVote):
         its worker's coin decides, where the sum is exactly 0 a common coin.
     """
 
+    n_reply_scales = 1
+
     worker_state: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
 
     bits: int = 1
-
-    @property
-    def n_reply_scales(self) -> int:
-        return 1
 
     def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         return _ResidualBucket(self, bucket, roster)

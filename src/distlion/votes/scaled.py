@@ -199,27 +199,13 @@ class ScaledVote(Aggregation):
         a common coin breaks ties.
     """
 
-    @property
-    def vote_planes(self) -> int:
-        return 1
+    vote_planes = 1
+    vote_format = VoteFormat.STEP
+    reply_format = ReplyFormat.SIGN
+    n_scales = 1
+    n_reply_scales = 1
 
     def reply_planes(self, n_votes: int) -> int:
-        return 1
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.STEP
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.SIGN
-
-    @property
-    def n_scales(self) -> int:
-        return 1
-
-    @property
-    def n_reply_scales(self) -> int:
         return 1
 
     def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
