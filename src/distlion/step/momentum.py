@@ -14,6 +14,7 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.kernels.contract import Kernels, Segment
 from distlion.layout import FLOAT_BYTES, BucketShape, shape_momenta
+from distlion.step.arguments import check_count
 from distlion.step.bucket import Bucket, run_all
 from distlion.step.param import VotingParam
 from distlion.step.stage import Replied, Stage, Surroundings
@@ -61,10 +62,7 @@ class MomentumSync:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, int) or isinstance(self.every, bool):
-            raise UnsupportedTypeError(f"MomentumSync(every={self.every!r}): expected an integer")
-        if self.every < 1:
-            raise InvalidArgumentError(f"MomentumSync(every={self.every}): expected 1 or more")
+        check_count("MomentumSync.every", self.every)
         if self.dtype not in SYNC_DTYPES:
             raise InvalidArgumentError(
                 f"MomentumSync(dtype={self.dtype}): expected torch.float32 or torch.bfloat16"
