@@ -104,20 +104,6 @@ class Transport(Protocol):
         """Send chunk i to member i; ``out`` and ``chunks`` are (n_members, n) uint8."""
         ...
 
-    def all_to_all_parts(
-        self, out: Tensor, parts: Tensor, sizes: list[int], *, step: int | None, what: str
-    ) -> Transfer:
-        """Send each member a part and receive as much from it; for probes, and not counted.
-
-        Args:
-            out: (sum of sizes,). Overwritten.
-            parts: (sum of sizes,), of the same dtype.
-            sizes: Elements for, and from, each member.
-            step: The step that errors name.
-            what: Its name in errors.
-        """
-        ...
-
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
         """Send ``chunk`` (n,) to every member; ``out`` is (n_members, n), of the same dtype."""
         ...
