@@ -23,10 +23,10 @@ from distlion.votes.bucket_vote import BucketCount
 from distlion.votes.full_precision import FullPrecision
 from distlion.wire import ByteCount, Exchange
 from distlion.wire.frame import ChunkKind, Header
-from distlion.wire.memory import Memory
 from distlion.wire.pattern import Ballot, Reply
 from distlion.wire.recursive_doubling import RecursiveDoubling
 from loopback import CPU, make_links, run_together
+from memory_link import Memory
 from pattern_exam import CULPRIT, FIRST_RANK, STEP, Trial
 from tiers import in_tiers
 from toys import CautiousVote

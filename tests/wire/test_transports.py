@@ -15,9 +15,9 @@ from cluster import run_workers
 from distlion.errors import StepMismatchError, StepTimeoutError
 from distlion.wire import ByteCount, Transport
 from distlion.wire.groups import own_group
-from distlion.wire.memory import Memory, connect_in_memory
 from distlion.wire.tcp import link_over
 from distlion.wire.transport import Transfer
+from memory_link import Memory, connect_in_memory
 
 N_WORKERS, N_BYTES = 3, 70_000
 Seen: TypeAlias = list[tuple[str, ByteCount, Tensor]]
