@@ -37,7 +37,7 @@ NB_MODULE(_cpu, m) {
     nb::class_<Makes>(m, "Makes", "The makes of tensors, to compare others with in one call.")
         .def(nb::init<nb::typed<nb::list, nb::object>, nb::object>(), "tensors"_a, "exchange_api"_a.none())
         .def("fit", &Makes::fit, "tensors"_a, "may_be_none"_a);
-    nb::class_<Core>(m, "Core", "The ops of contract.Kernels, for one instruction set.")
+    nb::class_<Core>(m, "Core", "The ops of reference.Kernels, for one instruction set.")
         .def(nb::init<const std::string&, nb::object>(), "instruction_set"_a, "exchange_api"_a.none())
         .def("read_segments", &Core::read_segments, "segments"_a)
         .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "finite"_a,

@@ -1,5 +1,5 @@
 // What the core computes on, free of Python: plain structs over raw spans, and the table of loops that
-// every instruction set fills. The arithmetic is that of src/distlion/kernels/contract.py.
+// every instruction set fills. The arithmetic is that of src/distlion/kernels/reference.py.
 #pragma once
 
 #include <cstddef>

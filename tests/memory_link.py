@@ -13,8 +13,8 @@ from torch import Tensor
 
 from distlion.errors import StepError
 from distlion.failures import FailureKind
-from distlion.kernels.contract import Kernels
 from distlion.kernels.dispatch import choose_kernels
+from distlion.kernels.reference import Kernels
 from distlion.wire.finding import Finding, describe_loss
 from distlion.wire.groups import HOST
 from distlion.wire.transport import ByteCount

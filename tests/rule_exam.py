@@ -28,7 +28,7 @@ from distlion.kernels import (
     VoteFormat,
     choose_kernels,
 )
-from distlion.kernels.feedback import FLOAT_PLANES
+from distlion.kernels.contract import FLOAT_PLANES
 from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 from distlion.votes import RULES, Aggregation, Roster
 from distlion.votes.bucket_vote import make_worker_state

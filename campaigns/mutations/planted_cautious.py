@@ -59,7 +59,7 @@ CAUTIOUS = (
     ),
     Mutation(
         "masked: gradients are not asked",
-        REFERENCE,
+        "kernels/counting.py",
         "torch.where(directions * gradients > 0, directions, 0)",
         "directions",
         ("kernels/test_conformance_count.py",),

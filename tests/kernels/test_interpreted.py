@@ -6,8 +6,6 @@ The tests of this module stand for the conformance suite in the quick tier.
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +13,7 @@ from torch import nn
 from backends import CPU, INTERPRETS, REFERENCE, Backend
 from conformance import DTYPES, conform
 from distlion.errors import InvalidArgumentError, KernelBackendError
-from distlion.kernels import Coefficients, Kernels, Segment, choose_kernels
+from distlion.kernels import Coefficients, Segment, choose_kernels
 from distlion.layout import Slot
 from distlion.step.precision import Precision
 from distlion.virtual import VirtualCluster
@@ -47,7 +45,7 @@ RULES: list[Aggregation] = [
 def triton() -> Backend:
     from distlion.kernels.gpu import TritonKernels
 
-    return Backend("triton", CPU, cast(Kernels, TritonKernels()))
+    return Backend("triton", CPU, TritonKernels())
 
 
 @pytest.mark.parametrize("part", in_tiers(["third", "rest"], lambda part: part == "third"))

@@ -19,7 +19,7 @@ class Makes:
     def fit(self, tensors: list[object], may_be_none: bool) -> bool: ...
 
 class Core:
-    """The ops of contract.Kernels, for one instruction set."""
+    """The ops of reference.Kernels, for one instruction set."""
 
     def __init__(self, instruction_set: str, exchange_api: object | None) -> None: ...
 

@@ -1,6 +1,6 @@
-"""The C++ core: the ops of ``contract.py`` for tensors on the CPU, whole buckets per call.
+"""The C++ core: the ops of ``reference.py`` for tensors on the CPU, whole buckets per call.
 
-Bitwise identical to ``reference.py``, with every instruction set and number of threads, except for
+Bitwise identical to the plain ones, with every instruction set and number of threads, except for
 the bits of NaNs. Calls use up to ``torch.get_num_threads()`` threads and release the GIL. Its
 source is in ``csrc/``.
 """
@@ -17,6 +17,7 @@ from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, FrameFormat, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
+from distlion.kernels.reference import Kernels
 from distlion.layout import Slot
 
 try:
@@ -33,7 +34,7 @@ INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())
 """Instruction sets that this machine runs, the most basic first."""
 
 
-class CpuKernels:
+class CpuKernels(Kernels):
     """The ops for one instruction set.
 
     Args:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import Segment
+from distlion.kernels.reference import Kernels
 from distlion.layout import FLOAT_BYTES, BucketShape, shape_momenta
 from distlion.step.arguments import check_count
 from distlion.step.bucket import Bucket, run_all

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import FLOAT_PLANES, Segment
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.feedback import FLOAT_PLANES
 from distlion.kernels.orthogonal import orthogonalize_directions
+from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, BucketShape
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster

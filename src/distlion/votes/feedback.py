@@ -12,9 +12,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment, VoteFormat
-from distlion.kernels.counting import BlockVotes
-from distlion.kernels.feedback import count_estimates
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
+from distlion.kernels.counting import BlockVotes, count_estimates
+from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState
@@ -99,7 +99,7 @@ class FeedbackVote(Aggregation):
         ``votes`` are 32 planes of float32 values: the estimates of all workers, or their sum in
         rank order as a single row.
         """
-        count_estimates(kernels.sum_directions, votes, coins.tie, out=out)
+        count_estimates(kernels, votes, coins.tie, out=out)
 
 
 class FeedbackBucket(ScalingVote):

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
+from distlion.kernels.reference import Kernels
 from distlion.votes.aggregation import Aggregation
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import Segment
 from distlion.kernels.counting import BlockVotes
+from distlion.kernels.reference import Kernels
 from distlion.layout import BucketLayout
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.feedback import FeedbackVote

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import FLOAT32_MAX, Kernels, ReplyFormat, Segment, VoteFormat
+from distlion.kernels.contract import FLOAT32_MAX, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
+from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS, FLOAT_BYTES, WORD_ELEMENTS, BucketLayout, Slot
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState

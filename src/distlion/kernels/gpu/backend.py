@@ -1,6 +1,6 @@
-"""The ops of ``contract.py`` for tensors on a CUDA device, whole buckets per launch.
+"""The ops of ``reference.py`` for tensors on a CUDA device, whole buckets per launch.
 
-Bitwise identical to ``reference.py``. Interpreted by Triton on the CPU (``TRITON_INTERPRET=1``),
+Bitwise identical to the plain ones. Interpreted by Triton on the CPU (``TRITON_INTERPRET=1``),
 the same kernels work on tensors there, thousands of times slower: for tests.
 """
 
@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import reference
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, FrameFormat, ReplyFormat, Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.cpu import note_writes
-from distlion.kernels.feedback import PlainFeedback
 from distlion.kernels.gpu import bits, checks, count, encode
 from distlion.kernels.gpu import commit as committing
 from distlion.kernels.gpu.launch import launch, launch_part, list_runs
@@ -33,6 +31,7 @@ from distlion.kernels.gpu.table import (
     upload,
     upload_table,
 )
+from distlion.kernels.reference import Kernels
 from distlion.kernels.words import mix_words
 
 FORMATS = {
@@ -43,15 +42,15 @@ FORMATS = {
 OWN, NO_REPLY = committing.OWN.value, committing.NO_REPLY.value
 
 
-class TritonKernels(PlainFeedback):
-    """The ops, on the device of the tensors given; votes with scales by plain torch there.
+class TritonKernels(Kernels):
+    """The ops, on the device of the tensors given.
+
+    By plain torch there: votes with scales, and outer momenta. Frames lie in host memory.
 
     Raises:
         InvalidArgumentError: From an op: a tensor has another dtype, size or device than the
             contract says, or one of a segment or ``out`` is not contiguous.
     """
-
-    add_outer_momentum = staticmethod(reference.add_outer_momentum)
 
     def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
         return _Gathered(segments, read_segments(segments))
@@ -165,16 +164,6 @@ class TritonKernels(PlainFeedback):
             KIND=KINDS[tensor.dtype],
         )
         return out
-
-    def write_frames(
-        self, out: Tensor, front: bytes, payloads: Tensor, *, checksum_at: int
-    ) -> None:
-        reference.write_frames(out, front, payloads, checksum_at=checksum_at)
-
-    def read_frames(
-        self, rows: Tensor, heads: bytes, mask: bytes, expected: FrameFormat
-    ) -> tuple[bool, Tensor, Tensor]:
-        return reference.read_frames(rows, heads, mask, expected)
 
 
 class _Gathered(tuple[Segment, ...]):
