@@ -13,7 +13,6 @@ from triton.compiler import ASTSource
 
 from distlion.kernels.contract import EXP_AVG_DTYPES, PARAM_DTYPES
 from distlion.kernels.gpu import checks, commit, count, encode
-from distlion.kernels.gpu.backend import COIN_BLOCK
 from distlion.kernels.gpu.launch import OPTIONS
 from distlion.kernels.gpu.table import KINDS
 
@@ -102,12 +101,11 @@ VOTES = {
     "directions in bfloat16": (encode.DIRECTIONS, 16, False, 1),
 }
 MOVES = {
-    "commit signs": (commit.SIGN, 1, True),
-    "commit ternary": (commit.TERNARY, 2, True),
-    "commit counts of 3 bits": (commit.COUNT, 3, True),
-    "apply signs": (commit.SIGN, 1, False),
-    "update momentum": (commit.NO_REPLY, 1, True),
-    "step alone": (commit.OWN, 1, True),
+    "commit signs": (commit.SIGN, 1),
+    "commit ternary": (commit.TERNARY, 2),
+    "commit counts of 3 bits": (commit.COUNT, 3),
+    "update momentum": (commit.NO_REPLY, 1),
+    "step alone": (commit.OWN, 1),
 }
 COUNTS = {
     "count signs": (encode.LEVELS, 1, 0, commit.SIGN, 1),
@@ -129,14 +127,9 @@ def list_variants() -> Iterator[Variant]:
             votes = {"VOTE": vote.value, "PLANES": planes, "L1": is_l1, "DIRECTION": direction}
             types = {"out": _pointer(direction)} if vote is encode.DIRECTIONS else {}
             yield Variant(f"encode {name}, {kind_name}", encode.encode_kernel, votes | kind, types)
-        for name, (reply, planes, moves_momentum) in MOVES.items():
+        for name, (reply, planes) in MOVES.items():
             for is_random in (False, True) if kind["KIND"] == 1 and reply.value != 4 else (False,):
-                moves = {
-                    "FORMAT": reply.value,
-                    "PLANES": planes,
-                    "MOMENTUM": moves_momentum,
-                    "STOCHASTIC": is_random,
-                }
+                moves = {"FORMAT": reply.value, "PLANES": planes, "STOCHASTIC": is_random}
                 rounding = ", stochastic rounding" if is_random else ""
                 yield Variant(
                     f"{name}, {kind_name}{rounding}", commit.commit_kernel, moves | kind, {}
@@ -158,7 +151,6 @@ def list_variants() -> Iterator[Variant]:
     for is_linear in (False, True):
         constants = {"PLANES": 16, "LINEAR": is_linear}
         yield Variant(f"blank, linear={is_linear}", encode.blank_kernel, constants, {}, 0)
-    yield Variant("coin", checks.coin_kernel, {"BLOCK": COIN_BLOCK}, {"out": "*i64"}, 0)
     for size in (1, 2, 4):
         yield Variant(f"digest of {size} bytes", checks.digest_kernel, {"BYTES": size}, {})
     for dtype, elements in zip(PARAM_DTYPES, ("*fp32", "*u16", "*fp16"), strict=True):

@@ -52,8 +52,8 @@ def vote_sign(directions: Tensor, rule: QuantizedVote, step: int) -> Tensor:
     cast = BlockVotes(torch.stack(votes), present, bucket, 0)
     rule.count(kernels, cast, Coins(0, step, 0), out=reply)
     bits = torch.zeros_like(nothing)
-    moved = Segment(bucket.slots[0], bits, nothing, nothing.clone(), Coefficients(0, 0, 1.0, 0))
-    kernels.apply_reply([moved], [1], reply, reply_format=rule.reply_format, rounding=None)
+    moved = Segment(bucket.slots[0], bits, None, nothing, Coefficients(0, 0, 1.0, 0))
+    kernels.commit([moved], [1], reply, reply_format=rule.reply_format, rounding=None)
     return -bits
 
 

@@ -37,10 +37,9 @@ NB_MODULE(_cpu, m) {
     nb::class_<Makes>(m, "Makes", "The makes of tensors, to compare others with in one call.")
         .def(nb::init<nb::typed<nb::list, nb::object>, nb::object>(), "tensors"_a, "exchange_api"_a.none())
         .def("fit", &Makes::fit, "tensors"_a, "may_be_none"_a);
-    nb::class_<Core>(m, "Core", "The ops of contract.Kernels, for one instruction set.")
+    nb::class_<Core>(m, "Core", "The ops of reference.Kernels, for one instruction set.")
         .def(nb::init<const std::string&, nb::object>(), "instruction_set"_a, "exchange_api"_a.none())
         .def("read_segments", &Core::read_segments, "segments"_a)
-        .def("coin", &Core::coin, "key"_a, "inverted"_a, "first_word"_a, "out"_a)
         .def("encode_signs", &Core::encode_signs, "segments"_a, "key"_a, "inverted"_a, "out"_a, "finite"_a,
              "threads"_a)
         .def("encode_ternary", &Core::encode_ternary, "segments"_a, "out"_a, "finite"_a, "threads"_a)
@@ -81,7 +80,7 @@ NB_MODULE(_cpu, m) {
         .def("sum_directions", &Core::sum_directions, "votes"_a, "present"_a, "slots"_a, "first_block"_a,
              "is_bfloat16"_a, "out"_a, "threads"_a)
         .def("commit", &Core::commit, "segments"_a, "present"_a, "reply"_a, "reply_format"_a,
-             "rounding"_a.none(), "moves_momentum"_a, "threads"_a)
+             "rounding"_a.none(), "threads"_a)
         .def("update_momentum", &Core::update_momentum, "segments"_a, "present"_a, "threads"_a)
         .def("step_alone", &Core::step_alone, "segments"_a, "rounding"_a.none(), "threads"_a)
         .def("add_outer_momentum", &Core::add_outer_momentum, "params"_a, "starts"_a, "buffers"_a,

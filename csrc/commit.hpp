@@ -90,7 +90,7 @@ template <class Param, class Momentum, ReplyFormat format>
 void move_as_asked(const Segment& segment, std::size_t begin, std::size_t end,
                    const Commitment& commitment) {
     // A worker without gradient keeps its momentum.
-    if (commitment.moves_momentum && segment.grad) {
+    if (segment.grad) {
         move<Param, Momentum, format, true, true>(segment, begin, end, commitment);
     } else if constexpr (format != ReplyFormat::own) {
         move<Param, Momentum, format, true, false>(segment, begin, end, commitment);

@@ -1,5 +1,5 @@
 // What the core computes on, free of Python: plain structs over raw spans, and the table of loops that
-// every instruction set fills. The arithmetic is that of src/distlion/kernels/contract.py.
+// every instruction set fills. The arithmetic is that of src/distlion/kernels/reference.py.
 #pragma once
 
 #include <cstddef>
@@ -126,7 +126,6 @@ enum class ReplyFormat : std::uint8_t { sign, ternary, count, own };
 
 struct Commitment {
     bool moves_param = true;
-    bool moves_momentum = true;
     ReplyFormat format = ReplyFormat::own;  // own: the sign of the worker's own direction, 0 for 0
     const std::uint64_t* reply = nullptr;
     std::size_t n_planes = 0;
@@ -162,7 +161,6 @@ constexpr std::size_t kChecksumBytes = 4;
 
 // The loops of one instruction set. Words are counted from the start of the segment.
 struct Loops {
-    void (*draw_coin)(Coin coin, std::uint64_t first_word, std::size_t n_words, std::uint64_t* out);
     // Returns whether all is finite. Cuts must be at multiples of kScaleBlockWords.
     bool (*encode)(const Segment& segment, std::size_t begin, std::size_t end,
                    const Encoding& encoding);

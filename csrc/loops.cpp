@@ -14,12 +14,6 @@
 namespace distlion {
 namespace {
 
-void draw_coin_words(Coin coin, std::uint64_t first_word, std::size_t n_words, std::uint64_t* out) {
-    for (std::size_t k = 0; k < n_words; ++k) {
-        out[k] = draw(coin, first_word + k);
-    }
-}
-
 void stream_encode_words(const float* grad, const float* exp_avg, std::size_t n_words,
                          std::uint64_t* out) {
     for (std::size_t word = 0; word < n_words; ++word) {
@@ -49,10 +43,11 @@ void stream_commit_words(const float* grad, float* exp_avg, float* param, std::s
 
 extern const Loops DISTLION_INSTRUCTION_SET;
 const Loops DISTLION_INSTRUCTION_SET = {
-    draw_coin_words,   encode_words,   encode_rest_words,   encode_size_words,   add_sums,
-    measure_words,     encode_lot_words,                    move_residual_words, add_step_words,
-    count_sum_words,   count_words,    commit_words,        add_momentum_range,  digest_range,
-    square_sums_range, checksum_bytes, stream_encode_words, stream_commit_words,
+    encode_words,      encode_rest_words, encode_size_words,   add_sums,
+    measure_words,     encode_lot_words,  move_residual_words, add_step_words,
+    count_sum_words,   count_words,       commit_words,        add_momentum_range,
+    digest_range,      square_sums_range, checksum_bytes,      stream_encode_words,
+    stream_commit_words,
 };
 
 }  // namespace distlion

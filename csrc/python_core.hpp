@@ -41,16 +41,6 @@ public:
         return table;
     }
 
-    void coin(std::uint64_t key, bool inverted, std::uint64_t first_word, nb::handle out) const {
-        const TensorView view = tensors_.read(out, "out", {});
-        if (!is_type(view.dtype, kInt, 64)) {
-            refuse("out: expected int64");
-        }
-        const nb::gil_scoped_release released;
-        loops_->draw_coin({key, inverted}, first_word, view.n_elements,
-                          static_cast<std::uint64_t*>(view.data));
-    }
-
     void encode_signs(const SegmentTable& segments, std::uint64_t key, bool inverted, nb::handle out,
                       nb::handle finite, int threads) const {
         encode_planes(segments, {.vote = Vote::signs, .zero = {key, inverted}}, out, {1, 1}, finite, threads);
@@ -182,10 +172,9 @@ public:
 
     // `reply_format` is a value of contract.ReplyFormat.
     void commit(const SegmentTable& segments, nb::handle present, nb::handle reply, const std::string& reply_format,
-                nb::handle rounding, bool moves_momentum, int threads) const {
+                nb::handle rounding, int threads) const {
         const Packed packed = read_packed(tensors_, reply, 3, "reply");
         Commitment commitment{.moves_param = true,
-                              .moves_momentum = moves_momentum,
                               .format = read_format(reply_format),
                               .reply = packed.words,
                               .n_planes = packed.n_planes};
@@ -206,7 +195,7 @@ public:
 
     void update_momentum(const SegmentTable& segments, nb::handle present, int threads) const {
         const auto read = mark_present(segments, present, false);
-        const Commitment commitment{.moves_param = false, .moves_momentum = true};
+        const Commitment commitment{.moves_param = false};
         const nb::gil_scoped_release released;
         distlion::commit(*loops_, read.data(), read.size(), commitment, threads);
     }
@@ -216,7 +205,7 @@ public:
         for (Segment& segment : read) {
             segment.n_present = segment.grad ? 1 : 0;
         }
-        Commitment commitment{.moves_param = true, .moves_momentum = true, .format = ReplyFormat::own};
+        Commitment commitment{.moves_param = true, .format = ReplyFormat::own};
         set_rounding(commitment, rounding);
         const nb::gil_scoped_release released;
         distlion::commit(*loops_, read.data(), read.size(), commitment, threads);

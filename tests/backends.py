@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from distlion.kernels import Kernels, reference
+from distlion.kernels import Kernels
 from distlion.kernels.cpu import INSTRUCTION_SETS, CpuKernels
 
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
@@ -17,7 +17,7 @@ INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 HAS_CUDA = torch.cuda.is_available()
-REFERENCE = cast(Kernels, reference)
+REFERENCE = Kernels()
 
 
 def _patch_language_once_a_launch() -> None:
@@ -79,7 +79,7 @@ def _list_triton() -> tuple[Backend, ...]:
         return ()
     from distlion.kernels.gpu import TritonKernels
 
-    return (Backend("triton", CPU if INTERPRETS else CUDA, cast(Kernels, TritonKernels())),)
+    return (Backend("triton", CPU if INTERPRETS else CUDA, TritonKernels()),)
 
 
 # The cores are last: after them, what they were compared with is no longer kept.

@@ -306,6 +306,7 @@ def counting(
 
 # Committing.
 
+MOVES = ("commit", "commit without gradients", "update_momentum", "step_alone")
 REPLIES = (
     (ReplyFormat.SIGN, 1),
     (ReplyFormat.TERNARY, 2),
@@ -328,6 +329,8 @@ def committing(
     def run(k: Kernels, g: Generator, m: Memory) -> None:
         bucket = make_bucket(sizes, n_shards=2)
         segments: Sequence[Segment] = make_segments(bucket, g, m, dtypes=dtypes, wild=wild)
+        if op == "commit without gradients":
+            segments = [segment._replace(grad=None) for segment in segments]
         if len(sizes) > 1:
             segments = k.gather(segments)
         reply = m.place(draw_words(g, bucket.n_blocks, planes))
@@ -340,8 +343,7 @@ def committing(
         elif op == "step_alone":
             k.step_alone(segments, rounding=rounding)
         else:
-            move = k.commit if op == "commit" else k.apply_reply
-            move(segments, present, reply, reply_format=reply_format, rounding=rounding)
+            k.commit(segments, present, reply, reply_format=reply_format, rounding=rounding)
 
     name = f"{op} {tuple(sizes)} {dtypes} {reply_format} {planes} {rounding} wild={wild}"
     return name, run
@@ -363,7 +365,6 @@ def moving_outwards(sizes: Sequence[int], *, nesterov: bool, wild: bool = False)
 
 def checking() -> Iterator[tuple[str, Run]]:
     """One case for each op that only looks."""
-    yield "coin of 100 words", lambda k, g, m: k.coin(TIE, 7, 100, device=m.device)
     for dtype in (*PARAM_DTYPES, torch.uint8):
         yield (
             f"digests of ones, {dtype}",
@@ -396,7 +397,7 @@ def all_ops(sizes: Sequence[int] = MANY) -> Iterator[tuple[str, Run]]:
             yield summing(bits, (2, 1, 5, 1), sizes, shards=(1, 2, 2), **options)
     for bound in BOUNDS:
         yield drawing(bound, sizes, dtypes, wild=False)
-    for op in ("commit", "apply_reply", "update_momentum", "step_alone"):
+    for op in MOVES:
         for pair in DTYPES:
             yield committing(op, sizes, pair, ReplyFormat.COUNT, 3, rounding=ROUNDING)
     for nesterov in (False, True):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from distlion.kernels import Kernels, choose_kernels
-from distlion.wire.memory import Memory, MemoryTransfer, connect_in_memory
 from distlion.wire.pattern import Exchanging
+from memory_link import Memory, MemoryTransfer, connect_in_memory
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ Ranks are ends of a network inside this process (loopback.py), and votes are opa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -23,10 +23,10 @@ from distlion.layout import BucketShape
 from distlion.votes import MajorityVote
 from distlion.wire import Exchange
 from distlion.wire.frame import ChunkKind, Header
-from distlion.wire.memory import Memory
 from distlion.wire.pattern import Ballot, Exchanging, PartialReducer, Reply
 from distlion.wire.verdict import Verdict
 from loopback import CountingKernels, Crossed, make_links, run_together
+from memory_link import Memory
 
 STEP, BUCKET, SETTINGS = 7, 4, 99
 WORLD_SIZES = (1, 2, 3, 5, 8)
@@ -43,7 +43,7 @@ def make_shape(
     n: int, *, n_params: int = 3, vote_bytes: int = 64, has_counts: bool = True
 ) -> BucketShape:
     """Size a bucket as ``ByteSums`` counts it."""
-    return BucketShape(n, n_params, vote_bytes, 2 * vote_bytes, has_counts, 4 * vote_bytes)
+    return BucketShape(n, n_params, vote_bytes, 2 * vote_bytes, has_counts, vote_bytes // 8)
 
 
 SHAPES: dict[str, dict[str, int | bool]] = {
@@ -79,25 +79,10 @@ class ByteSums:
     def parts(self) -> PartialReducer:
         return self
 
-    def tally(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        first_shard: int,
-        rows: Sequence[int] | None = None,
-    ) -> Tensor:
-        self.counted_bytes += votes.numel()
-        weights = torch.arange(1, len(votes) + 1) if self._is_weighted else torch.ones(len(votes))
-        counted = votes.int() * present[:, :1] * weights[:, None].int()
-        return counted.sum(0, dtype=torch.int32).view(torch.uint8)
-
-    def combine(self, tallies: Tensor) -> Tensor:
-        return tallies.contiguous().view(torch.int32).sum(0, dtype=torch.int32).view(torch.uint8)
-
-    def settle(self, tally: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
+    def _settle(self, sums: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
         if not self._shape.vote_bytes:
-            return tally
-        shards = tally.contiguous().view(torch.int32).view(-1, self._shape.vote_bytes)
+            return sums.view(torch.uint8)
+        shards = sums.view(-1, self._shape.vote_bytes)
         numbers = torch.arange(first_shard, first_shard + len(shards))[:, None]
         counts = n_present[0].expand_as(shards)
         return torch.stack([shards + numbers, counts], dim=-1).to(torch.uint8).flatten()
@@ -111,7 +96,7 @@ class ByteSums:
         return self._pack(self._unpack(first) + self._unpack(second), n_votes)
 
     def settle_sum(self, total: Tensor, n_present: Tensor) -> Tensor:
-        return self.settle(self._unpack(total).view(torch.uint8), n_present, 0)
+        return self._settle(self._unpack(total), n_present, 0)
 
     @property
     def _n_elements(self) -> int:
@@ -131,9 +116,12 @@ class ByteSums:
         return torch.from_numpy((bits * places[:, None]).sum(0, dtype=np.int32))
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
-        return self.settle(self.tally(votes, present, first_shard), present.sum(0), first_shard)
+        self.counted_bytes += votes.numel()
+        weights = torch.arange(1, len(votes) + 1) if self._is_weighted else torch.ones(len(votes))
+        counted = votes.int() * present[:, :1] * weights[:, None].int()
+        return self._settle(counted.sum(0, dtype=torch.int32), present.sum(0), first_shard)
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         return present.sum(0)
 
 

@@ -26,7 +26,7 @@ from leftovers import State, drop_test_modules
 GO = b"go"
 STAY = b"stay"
 
-PROBE = {"_FIRST_BYTES": 1024, "_MAX_CHUNK_BYTES": 1024, "_TINY_TRIES": 2, "_TRIES": 1}
+PROBE = {"_FIRST_BYTES": 1024, "MAX_CHUNK_BYTES": 1024, "TINY_TRIES": 2, "TRIES": 1}
 """A short probe of the link: an optimizer that measures costs most of its start otherwise."""
 
 

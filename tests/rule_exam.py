@@ -28,12 +28,12 @@ from distlion.kernels import (
     VoteFormat,
     choose_kernels,
 )
-from distlion.kernels.feedback import FLOAT_PLANES
+from distlion.kernels.contract import FLOAT_PLANES
 from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 from distlion.votes import RULES, Aggregation, Roster
 from distlion.votes.bucket_vote import make_worker_state
 from distlion.votes.registry import parse_rule
-from distlion.votes.tally import RuleTally
+from distlion.votes.sums import RuleSums
 
 WORLD_SIZES = (1, 2, 3, 8)
 # 4,133 is a prime above 4,096: the second, shorter block of a scale.
@@ -351,17 +351,15 @@ def check_parts_add_up(rule: Aggregation) -> None:
     """Votes that are counted in parts give the reply to all; those of floats cannot be."""
     held = hold_vote(rule, 3)
     if not rule.vote_format.has_partial_sums:
-        assert rule.shape(held.bucket, len(held.present)).tally_bytes is None
+        assert rule.shape(held.bucket, len(held.present)).plane_bytes is None
         return
-    tally, sent = (
-        RuleTally(rule, held.bucket, Coins(SEED, STEPS[0], 0), len(held.present)),
-        held.votes.flatten(1),
+    parts = RuleSums(rule, held.bucket, Roster.of(3), Coins(SEED, STEPS[0], 0))
+    first, second, third = (
+        parts.start_sum(vote.flatten().view(torch.uint8), present)
+        for vote, present in zip(held.votes, held.present, strict=True)
     )
-    parts = [
-        tally.tally(sent[part].view(torch.uint8), held.present[part], 0)
-        for part in (slice(0, 1), slice(1, 3))
-    ]
-    reply = tally.settle(tally.combine(torch.stack(parts)), held.present.sum(0), 0)
+    total = parts.add_sums(first, parts.add_sums(second, third, 2), 3)
+    reply = parts.settle_sum(total, held.present.sum(0))
     assert torch.equal(reply, held.reply.flatten().view(torch.uint8))
 
 

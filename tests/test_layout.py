@@ -161,7 +161,7 @@ def test_a_bucket_is_sized_in_one_place() -> None:
     slots = place_parameters(list("ab"), [1000, 64])
     (bucket,) = fill_buckets(slots, [0] * 2, n_shards=2, bucket_elements=10**6)
     # 17 words, so 2 blocks of 8 words a shard.
-    shape = bucket.shape(vote_planes=3, reply_planes=2, has_counts=True, has_tally=True)
+    shape = bucket.shape(vote_planes=3, reply_planes=2, has_counts=True, has_partial_sums=True)
     assert (shape.vote_bytes, shape.reply_bytes) == (2 * 3 * 64, 2 * 2 * 64)
     assert (shape.vote_chunk.n_bytes, shape.whole_vote_chunk.n_bytes) == (
         64 + 64 + 384,
@@ -171,15 +171,16 @@ def test_a_bucket_is_sized_in_one_place() -> None:
         64 + 64 + 64 + 256,
         64 + 64 + 64 + 2 * 256,
     )
-    assert shape.tally_chunk.n_bytes == 64 + 64 + 64 + 2 * 512 * 4
+    # Two votes of 3 bits add up to 14 at most: a sum has 4 bits.
+    assert shape.sum_chunk(2).n_bytes == 64 + 64 + 64 + 2 * 64 + 2 * 2 * 4 * 64
 
 
-def test_what_cannot_be_counted_in_parts_has_no_tally() -> None:
+def test_what_cannot_be_counted_in_parts_has_no_sum() -> None:
     shape = bucket_of_one(1000, 2).shape(
-        vote_planes=32, reply_planes=2, has_counts=False, has_tally=False
+        vote_planes=32, reply_planes=2, has_counts=False, has_partial_sums=False
     )
     with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
-        _ = shape.tally_chunk
+        shape.sum_chunk(2)
 
 
 def test_the_chunks_of_a_node_hold_its_largest_part() -> None:
@@ -189,7 +190,7 @@ def test_the_chunks_of_a_node_hold_its_largest_part() -> None:
     pieces = cut_params(sizes, n_parts=3)
     parts = [take_part(bucket, pieces, part, n_shards=2) for part in range(3)]
     shapes = [
-        part.shape(vote_planes=1, reply_planes=2, has_counts=False, has_tally=False)
+        part.shape(vote_planes=1, reply_planes=2, has_counts=False, has_partial_sums=False)
         for part in parts
     ]
     node = shape_node(3, parts, shapes, torch.bfloat16)

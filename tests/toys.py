@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,9 +24,9 @@ from oracle import Rule
 class CautiousVote(Aggregation):
     """Vote with one bit, and stay where workers are divided."""
 
-    vote_planes: ClassVar[int] = 1  # type: ignore[misc]
-    vote_format: ClassVar[VoteFormat] = VoteFormat.LEVEL  # type: ignore[misc]
-    reply_format: ClassVar[ReplyFormat] = ReplyFormat.TERNARY  # type: ignore[misc]
+    vote_planes = 1
+    vote_format = VoteFormat.LEVEL
+    reply_format = ReplyFormat.TERNARY
 
     def reply_planes(self, n_workers: int) -> int:
         return 2

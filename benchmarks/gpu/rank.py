@@ -20,7 +20,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 import distlion
-from distlion.kernels import reference
+from distlion.kernels import Kernels
 from distlion.votes import RULES
 
 WATCHED_FROM = 10
@@ -137,7 +137,7 @@ def train(rule: str, options: list[str], args: argparse.Namespace) -> dict[str, 
                 optimizer.step()
         optimizer.zero_grad()
     optimizer.verify_replicas()
-    digests = reference.digests([param.detach().cpu() for param in params]).tolist()
+    digests = Kernels().digests([param.detach().cpu() for param in params]).tolist()
     n_buckets = len(getattr(optimizer, "outer_optimizer", optimizer)._session.routing.buckets)
     return {"digests": digests, "buckets": n_buckets, "calls": calls}
 

@@ -103,7 +103,7 @@ def _derive_keys(seed: int, steps: int, workers: int) -> Tensor:
 
 
 class ParameterMeans:
-    """Means over each parameter, by the tree of ``contract.Kernels.encode_rests``.
+    """Means over each parameter, by the tree of ``reference.Kernels.encode_rests``.
 
     Args:
         layout: Of the row.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from distlion.errors import InvalidArgumentError
-from distlion.kernels.feedback import tree_mean
+from distlion.kernels.words import tree_mean
 from programs import imported_by_name
 
 pytest.importorskip("matplotlib")

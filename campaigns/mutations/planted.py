@@ -81,7 +81,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stochastic rounding ignores where in a word a shard begins",
-        "kernels/reference.py",
+        "kernels/words.py",
         "divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)",
         "divmod(slot.first_word * WORD_ELEMENTS, 4)",
         FIRST_BIT,

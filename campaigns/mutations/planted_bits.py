@@ -57,8 +57,8 @@ BITS = (
     Mutation(
         "bits: the weights of votes are ignored",
         "votes/roster.py",
-        "times = torch.tensor(weights, ",
-        "times = torch.tensor([1] * len(weights), ",
+        "times = torch.tensor(self.weights, ",
+        "times = torch.tensor([1] * len(present), ",
         RECORDED,
     ),
     Mutation(

@@ -59,7 +59,7 @@ CAUTIOUS = (
     ),
     Mutation(
         "masked: gradients are not asked",
-        REFERENCE,
+        "kernels/counting.py",
         "torch.where(directions * gradients > 0, directions, 0)",
         "directions",
         ("kernels/test_conformance_count.py",),
@@ -80,7 +80,7 @@ CAUTIOUS = (
     ),
     Mutation(
         "masked: pairs are added up as levels of two bits",
-        "kernels/tally.py",
+        "kernels/contract.py",
         "return self in (VoteFormat.LEVEL, VoteFormat.TERNARY)",
         "return self in (VoteFormat.LEVEL, VoteFormat.TERNARY, VoteFormat.PAIR)",
         ("votes/test_rule_contract.py",),

@@ -17,15 +17,15 @@ CORE = (
     Mutation(
         "core: votes that count as several are one",
         "votes/bucket_vote.py",
-        "return self.roster.weigh(present, rows).sum(0)",
+        "return self.roster.weigh(present).sum(0)",
         "return present.sum(0)",
         TOYS,
     ),
     Mutation(
         "core: a weight is that of the worker before",
         "votes/roster.py",
-        '        times = torch.tensor(weights, dtype=torch.uint8, device="cpu")\n',
-        '        times = torch.tensor(weights, dtype=torch.uint8, device="cpu").roll(1)\n',
+        "times = torch.tensor(self.weights, ",
+        "times = torch.tensor(self.weights[-1:] + self.weights[:-1], ",
         TOYS,
     ),
     Mutation(

@@ -102,7 +102,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: the vote in which somebody asks is cast twice",
         "crew/optimizer.py",
-        "if must_give_up or membership.is_left_behind:",
+        "if must_give_up or membership.lookout.is_left_behind:",
         "if True:",
         ("crew/test_joining.py::test_a_newcomer_catches_up_while_the_others_train",),
     ),

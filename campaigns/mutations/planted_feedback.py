@@ -45,7 +45,7 @@ FEEDBACK = (
     ),
     Mutation(
         "a rest beyond the range of a float is said to be finite",
-        "kernels/feedback.py",
+        "kernels/reference.py",
         "finite[index] & mean.isfinite()",
         "finite[index]",
         OPS,
@@ -73,21 +73,21 @@ FEEDBACK = (
     ),
     Mutation(
         "what is as large as the mean is a small one",
-        "kernels/feedback.py",
+        "kernels/reference.py",
         "sizes >= mean",
         "sizes > mean",
         OPS,
     ),
     Mutation(
         "a sum of estimates of exactly 0 is a minus",
-        "kernels/feedback.py",
+        "kernels/counting.py",
         "sign[run.words] |= ties",
         "pass",
         OPS,
     ),
     Mutation(
         "a plain sum of steps leaves out who is absent",
-        "kernels/feedback.py",
+        "kernels/counting.py",
         "after = torch.zeros_like(total) if estimates is None else estimates[own].clone()",
         "after = torch.zeros_like(total) if estimates is None or not present[worker].any() "
         "else estimates[own].clone()",
@@ -95,21 +95,21 @@ FEEDBACK = (
     ),
     Mutation(
         "a plain residual moves where nothing was sent",
-        "kernels/feedback.py",
+        "kernels/reference.py",
         "torch.where(finite[index], after, residual)",
         "after",
         OPS,
     ),
     Mutation(
         "a plain level of a stochastic sign is cut toward 0",
-        "kernels/feedback.py",
+        "kernels/reference.py",
         ".floor().clamp(-(LOTS // 2), LOTS // 2)",
         ".trunc().clamp(-(LOTS // 2), LOTS // 2)",
         OPS,
     ),
     Mutation(
         "an absent worker's estimate does not count",
-        "kernels/feedback.py",
+        "kernels/counting.py",
         "everybody = voted.expand(len(packed), -1).contiguous()",
         "everybody = present",
         OPS,

@@ -135,16 +135,16 @@ SHARED = (
     Mutation(
         "the probe of a link takes no longer where latency is high",
         "wire/probe.py",
-        "_TARGET_ROUNDS = 4",
-        "_TARGET_ROUNDS = 0",
+        "TARGET_ROUNDS = 4",
+        "TARGET_ROUNDS = 0",
         PROBE,
     ),
     Mutation(
         "the probe of a rank alone is short where latency is high",
-        "wire/probe.py",
-        "target_s = max(_ALONE_TARGET_S, _TARGET_ROUNDS * combined.latency_s)",
-        "target_s = _ALONE_TARGET_S",
-        PROBE,
+        "lab/planning/link_probe.py",
+        "target_s = max(_TARGET_S, TARGET_ROUNDS * combined.latency_s)",
+        "target_s = _TARGET_S",
+        ("lab/planning/test_link_probe.py",),
     ),
     Mutation(
         "whoever lost a peer says so two seconds later",

@@ -56,7 +56,7 @@ LOCAL_STEPS = (
     ),
     Mutation(
         "a lot is drawn anew for the same word in each slot",
-        "kernels/feedback.py",
+        "kernels/words.py",
         "divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)",
         "divmod(slot.bucket_word * 0, 4)",
         RULES,

@@ -10,7 +10,7 @@ COUNTS = (
 INTERPRETED = ("kernels/test_interpreted.py::test_every_op_is_that_of_the_reference",)
 CLUSTER = ("virtual/test_weighted_cluster.py",)
 SCALED = ("votes/test_scaled_rules.py",)
-TALLY = ("votes/test_tally.py",)
+SUMS = ("votes/test_packed_sums.py",)
 WORKERS = ("distributed/test_weights.py",)
 EVERY_RULE = (
     "distributed/test_weights.py::test_every_rule_in_every_pattern_is_that_of_the_oracle",
@@ -19,9 +19,9 @@ EVERY_RULE = (
 WEIGHTS = (
     Mutation(
         "weights: doubling takes them",
-        "wire/recursive_doubling.py",
-        "counts_weights: ClassVar[bool] = False",
-        "counts_weights: ClassVar[bool] = True",
+        "step/settings.py",
+        "if weight > 1 and isinstance(pattern, Exchange) and pattern.counts_in_parts:",
+        "if False:",
         CLUSTER,
     ),
     Mutation(
@@ -63,25 +63,18 @@ WEIGHTS = (
         interprets=True,
     ),
     Mutation(
-        "weights: counts in parts count each vote once",
-        "votes/tally.py",
-        "            present = self.roster.weigh(present, rows)\n",
-        "            self.roster.weigh(present, rows)\n",
-        TALLY,
+        "weights: packed sums count each vote once",
+        "votes/sums.py",
+        "        if self.roster.is_weighted:\n",
+        "        if False:\n",
+        ("wire/test_recursive_doubling.py",),
     ),
     Mutation(
-        "weights: counts in parts take the first weights for any votes",
+        "weights: votes of some workers alone are counted",
         "votes/roster.py",
-        "[self.weights[row] for row in rows]",
-        "self.weights[: len(rows)]",
-        TALLY,
-    ),
-    Mutation(
-        "weights: votes of nobody knows whom take the weights of the first",
-        "votes/roster.py",
-        "        if len(weights) != len(present):\n",
-        "        weights = weights[: len(present)]\n        if len(weights) < len(present):\n",
-        TALLY,
+        "        if len(self.weights) != len(present):\n",
+        "        if len(self.weights) < len(present):\n",
+        SUMS,
     ),
     Mutation(
         "weights: owners of shards say how many workers were present",

@@ -35,8 +35,7 @@ ALIGN_BYTES = 64
 HEADER_BYTES = 64
 """Bytes of the header that every chunk begins with."""
 
-_BLOCK_ELEMENTS = BLOCK_WORDS * WORD_ELEMENTS
-_COUNT_BYTES, _TALLY_BYTES, FLOAT_BYTES, _DOUBLE_BYTES = 2, 4, 4, 8
+_COUNT_BYTES, FLOAT_BYTES, _DOUBLE_BYTES = 2, 4, 8
 
 
 def count_words(n_elements: int) -> int:
@@ -134,7 +133,7 @@ class BucketLayout:
         vote_planes: int,
         reply_planes: int,
         has_counts: bool,
-        has_tally: bool,
+        has_partial_sums: bool,
         n_scales: int = 0,
         n_reply_scales: int = 0,
     ) -> BucketShape:
@@ -144,7 +143,7 @@ class BucketLayout:
             vote_planes: Bits per element of a vote.
             reply_planes: Bits per element of a reply.
             has_counts: Whether replies carry the number of votes for each parameter.
-            has_tally: Whether votes can be counted in parts.
+            has_partial_sums: Whether votes can be counted in parts.
             n_scales: Scales per parameter in a vote.
             n_reply_scales: Scales per parameter in a reply.
         """
@@ -156,7 +155,7 @@ class BucketLayout:
             vote_bytes=self.shard_blocks * vote_planes * PLANE_BYTES + scales_bytes,
             reply_bytes=self.shard_blocks * reply_planes * PLANE_BYTES + reply_scales_bytes,
             has_counts=has_counts,
-            tally_bytes=self.shard_blocks * _BLOCK_ELEMENTS * _TALLY_BYTES if has_tally else None,
+            plane_bytes=self.shard_blocks * PLANE_BYTES if has_partial_sums else None,
             scales_bytes=scales_bytes,
             reply_scales_bytes=reply_scales_bytes,
         )
@@ -207,7 +206,7 @@ class BucketShape:
         vote_bytes: Bytes of a vote on one shard, its scales included.
         reply_bytes: Bytes of the reply on one shard, its scales included.
         has_counts: Whether replies carry the number of votes for each parameter.
-        tally_bytes: Bytes of a partial count of one shard; None where votes have no partial counts.
+        plane_bytes: Bytes of one shard of a bit plane; None where votes have no partial counts.
         scales_bytes, reply_scales_bytes: Bytes of the scales at the end of a vote, and of a reply.
     """
 
@@ -216,7 +215,7 @@ class BucketShape:
     vote_bytes: int
     reply_bytes: int
     has_counts: bool
-    tally_bytes: int | None = None
+    plane_bytes: int | None = None
     scales_bytes: int = 0
     reply_scales_bytes: int = 0
 
@@ -240,25 +239,20 @@ class BucketShape:
         """Sizes of a chunk with the reply on all shards."""
         return ChunkShape(self.n_params, self.n_shards * self.reply_bytes, self.has_counts)
 
-    @functools.cached_property
-    def tally_chunk(self) -> ChunkShape:
-        """Sizes of a chunk with a partial count of one shard and its number of votes.
+    def sum_chunk(self, n_votes: int) -> ChunkShape:
+        """Return sizes of the headers of so many votes and their sum.
 
         Raises:
             InvalidArgumentError: These votes cannot be counted in parts.
         """
-        if self.tally_bytes is None:
+        if self.plane_bytes is None:
             raise InvalidArgumentError(
                 "this pattern counts votes in parts, and these are floats, which are added in rank "
                 "order. Expected votes of integers: use a rule that has them, or AllReduce()"
             )
-        return ChunkShape(self.n_params, self.tally_bytes, has_counts=True)
-
-    def sum_chunk(self, n_votes: int) -> ChunkShape:
-        """Return sizes of the headers of so many votes and their sum; raises as ``tally_chunk``."""
-        plane_bytes = self.n_shards * self.tally_chunk.payload_bytes // (8 * _TALLY_BYTES)
-        planes = count_sum_planes(self.n_shards * self.vote_bytes // max(1, plane_bytes), n_votes)
-        return ChunkShape(self.n_params, HEADER_BYTES * n_votes + planes * plane_bytes, n_votes > 1)
+        planes = count_sum_planes(self.vote_bytes // max(1, self.plane_bytes), n_votes)
+        sum_bytes = self.n_shards * planes * self.plane_bytes
+        return ChunkShape(self.n_params, HEADER_BYTES * n_votes + sum_bytes, n_votes > 1)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def make_rendezvous(store: Any, places: int = 9) -> Any:
         is_somebody_alive=lambda: False,
         check_secret=lambda: None,
         check_open=lambda: None,
-        is_led=True,
+        pulse=SimpleNamespace(is_led=True),
         is_away=False,
         trouble=None,
         memory=Memory(),
@@ -451,7 +451,7 @@ def test_survivors_follow_their_epoch_once_more_in_the_next_store(
     made, before = Membership.__new__(Membership), make_epoch(store, 0, 1)
     made.rendezvous, made._previous, made.min_workers = make_rendezvous(store), before, 2
     made.patience, made._others_until_s = Patience(60), 0.0
-    made._lookout = SimpleNamespace(pause=lambda: False)  # type: ignore[assignment]
+    made.lookout = SimpleNamespace(pause=lambda: False)  # type: ignore[assignment]
     followed: list[Epoch] = []
 
     def follow_late(rendezvous: Any, epoch: Epoch, own: Member, *args: Any, **more: Any) -> Epoch:

@@ -166,7 +166,7 @@ def lose_sight(rank: int, size: int, port: int) -> dict[str, Any]:
         nonlocal is_blind
         if is_blind and crew.size == 2 and optimizer.committed_step == STRUCK_AT:
             is_blind = False
-            crew._membership._lookout._look_for_asks = lambda epoch: False  # type: ignore[method-assign]
+            crew._membership.lookout._look_for_asks = lambda epoch: False  # type: ignore[method-assign]
             crew._membership.rendezvous.say_alive = lambda word: None  # type: ignore[method-assign]
             if store.add("blind", 1) == 2:
                 store.set("come", "")

@@ -238,7 +238,7 @@ def test_heartbeats_end_as_a_worker_leaves_its_epoch() -> None:
     ours, theirs = make_rendezvous(store.port), make_rendezvous(store.port)
     theirs.begin_beating(4, 1)
     heard = listen(make_epoch(ours, 4), silence_s=1)
-    theirs.end_beating()
+    theirs.pulse.rest()
     await_true(lambda: heard.find_silent() == (1,) or bool(time.sleep(BEAT_S)))
     ours.end()
     theirs.end()

@@ -11,7 +11,6 @@ import distlion
 from cluster import run_workers
 from distlion.errors import InvalidArgumentError
 from replay import Case, GroupSpec, assert_equal_to_the_bit, play_all
-from two_levels import TwoLevels
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -30,7 +29,10 @@ CASES = [
 
 
 def test_votes_counted_in_parts_move_parameters_as_votes_counted_at_once() -> None:
-    parts = [replace(case, name=f"{case.name}/parts", exchange=TwoLevels()) for case in CASES]
+    parts = [
+        replace(case, name=f"{case.name}/parts", exchange=distlion.RecursiveDoubling())
+        for case in CASES
+    ]
     for outcomes in run_workers(play_all, 3, (*CASES, *parts)):
         for case in CASES:
             in_parts_too = outcomes[f"{case.name}/parts"]
@@ -64,17 +66,3 @@ def test_recursive_doubling_refuses_floats_by_name_at_construction() -> None:
             assert "RecursiveDoubling()" in text
             assert name in text
             assert "AllReduce()" in text
-
-
-def count_floats_in_parts(rank: int, world_size: int) -> None:
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = distlion.DistributedLion(
-        [param], aggregation=distlion.FullPrecision(), exchange=TwoLevels()
-    )
-    param.grad = torch.ones(3)
-    optimizer.step()
-
-
-def test_floats_counted_in_parts_are_refused() -> None:
-    for error in run_workers(count_floats_in_parts, 2, outcomes=True):
-        assert isinstance(error, InvalidArgumentError)

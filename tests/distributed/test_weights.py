@@ -39,7 +39,6 @@ from replay import (
     worker_grads,
 )
 from replay import set_grads as set_case_grads
-from two_levels import TwoLevels
 
 pytestmark = pytest.mark.distributed
 
@@ -61,15 +60,13 @@ def make_case(name: str, rules: dict[str, distlion.Aggregation], **settings: Any
 
 def list_cases() -> list[Case]:
     rules = dict(matrix.LISTED)
-    counted = {name: rule for name, rule in rules.items() if rule.vote_format.has_partial_sums}
     patterns = [
         make_case(name, rules, absent=True, exchange=pattern)
         for name, pattern in matrix.PATTERNS.items()
-        if pattern.counts_weights
+        if not pattern.counts_in_parts
     ]
     return [
         *patterns,
-        make_case("two-levels", counted, absent=True, exchange=TwoLevels()),
         make_case("overlap", rules, overlap=True, bucket_elements=5000),
     ]
 

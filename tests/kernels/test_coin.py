@@ -1,11 +1,15 @@
 """The coin: test vectors, pairing, independence of domains."""
 
+import itertools
+
 import pytest
+import torch
 
 from backends import Backend, over_all
-from distlion.kernels import Coins
+from distlion.kernels import Coefficients, Coin, Coins, Segment
 from distlion.kernels.coin import GOLDEN, MASK, mix
 from distlion.kernels.contract import COIN_VECTORS, SPLITMIX64_FIRST
+from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, Slot
 
 
 def test_mix_gives_the_published_first_output_of_splitmix64() -> None:
@@ -21,6 +25,17 @@ def test_coin_matches_its_test_vectors(
     assert tuple(coin.word(w) for w in (0, 1, 2**33)) == words
 
 
+def draw(backend: Backend, coin: Coin, first_word: int, n_words: int) -> list[int]:
+    """Draw words as a vote takes them where every direction is 0."""
+    slot = Slot("zeros", n_words * WORD_ELEMENTS, first_word, 0)
+    zeros = torch.zeros(slot.n_elements, device=backend.device)
+    segment = Segment(slot, zeros, zeros, zeros, Coefficients(0.9, 0.99, 1e-3, 0.0))
+    n_blocks = -(-n_words // BLOCK_WORDS)
+    votes = torch.empty((n_blocks, 1, BLOCK_WORDS), dtype=torch.int64, device=backend.device)
+    assert backend.kernels.encode_signs([segment], coin, out=votes).all()
+    return [word & MASK for word in votes.flatten()[:n_words].tolist()]
+
+
 @over_all
 @pytest.mark.parametrize(("where", "words"), COIN_VECTORS.items())
 def test_kernels_draw_the_test_vectors(
@@ -28,15 +43,18 @@ def test_kernels_draw_the_test_vectors(
 ) -> None:
     seed, step, rank, domain = where
     coin = getattr(Coins(seed, step, rank), domain)
-    rows = [backend.kernels.coin(coin, w, 1, device=backend.device) for w in (0, 1, 2**33)]
-    assert tuple(int(row) & MASK for row in rows) == words
+    assert tuple(draw(backend, coin, w, 1)[0] for w in (0, 1, 2**33)) == words
 
 
 @over_all
 def test_a_run_of_words_is_the_words_one_by_one(backend: Backend) -> None:
-    coin = Coins(seed=5, step=3, voter=2).zero
-    run = backend.kernels.coin(coin, 7, 100, device=backend.device).tolist()
-    assert [word & MASK for word in run] == [coin.word(w) for w in range(7, 107)]
+    for coin, first_word, n_words in itertools.product(
+        (Coins(seed=5, step=3, voter=2).zero, Coin(0), Coin(2**64 - 1, inverted=True)),
+        (0, 1, 2**33, 2**40 + 5),
+        (1, 2, 7, 63, 64, 65, 300),
+    ):
+        expected = [coin.word(w) for w in range(first_word, first_word + n_words)]
+        assert draw(backend, coin, first_word, n_words) == expected
 
 
 @pytest.mark.parametrize("domain", ["tie", "zero"])

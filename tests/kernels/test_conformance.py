@@ -57,7 +57,7 @@ def test_votes_and_replies_need_not_be_contiguous(backend: Backend) -> None:
         segments = make_segments(bucket, g, m)
         k.commit(segments, [1] * 12, reply, reply_format=ReplyFormat.TERNARY, rounding=None)
         reply = m.place(draw_words(g, n_blocks, 2))[:, :1]
-        k.apply_reply(segments, [1] * 12, reply, reply_format=ReplyFormat.SIGN, rounding=None)
+        k.commit(segments, [1] * 12, reply, reply_format=ReplyFormat.SIGN, rounding=None)
 
     conform(backend, "not contiguous", run)
 
@@ -73,7 +73,7 @@ def test_segments_gathered_once_serve_several_steps(backend: Backend) -> None:
             flags.append(k.encode_signs(segments, ZERO, out=m.packed(bucket.n_blocks, 1)))
             reply = m.place(draw_words(g, bucket.n_blocks, 2))
             k.commit(segments, present, reply, reply_format=ReplyFormat.COUNT, rounding=ROUNDING)
-            k.apply_reply(segments, present, reply, reply_format=ReplyFormat.TERNARY, rounding=None)
+            k.commit(segments, present, reply, reply_format=ReplyFormat.TERNARY, rounding=None)
             k.update_momentum(segments, present)
             k.step_alone(segments, rounding=None)
             flags.append(k.check_finite(segments))

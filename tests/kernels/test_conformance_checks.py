@@ -1,4 +1,4 @@
-"""Coins, digests and square sums of every backend are those of the reference."""
+"""Digests and square sums of every backend are those of the reference."""
 
 from __future__ import annotations
 
@@ -10,27 +10,8 @@ from torch import Generator, Tensor
 
 from backends import Backend, over_all, over_others
 from conformance import BIG, Memory, conform, draw, find_difference
-from distlion.kernels import Coin, Kernels
+from distlion.kernels import Kernels
 from distlion.kernels.contract import PARAM_DTYPES
-from kernel_cases import TIE, ZERO
-
-
-@over_others
-def test_coins_are_equal(backend: Backend) -> None:
-    for coin, first_word, n_words in itertools.product(
-        (ZERO, TIE, Coin(0), Coin(2**64 - 1, inverted=True)),
-        (0, 1, 2**33, 2**40 + 5),
-        (0, 1, 2, 7, 63, 64, 65, 1023, 4099),
-    ):
-        conform(
-            backend,
-            f"coin {coin} from {first_word}, {n_words} words",
-            lambda k, g, m, c=coin, w=first_word, n=n_words: k.coin(c, w, n, device=m.device),
-        )
-    conform(backend, "coin", lambda k, g, m: k.coin(TIE, 3, BIG[0], device=m.device))
-
-
-# Digests.
 
 DIGEST_DTYPES = (*PARAM_DTYPES, torch.uint8, torch.int8, torch.int16, torch.int32, torch.bool)
 DIGEST_SIZES = (0, 1, 2, 3, 7, 8, 9, 15, 63, 64, 65, 1023, 4099, 8191)

@@ -22,7 +22,7 @@ from conformance import (
     over_sample,
 )
 from distlion.kernels import Coefficients, Coin, Kernels, ReplyFormat, Segment
-from kernel_cases import REPLIES, ROUNDING, committing, moving_outwards
+from kernel_cases import MOVES, REPLIES, ROUNDING, committing, moving_outwards
 
 OF_ONE, OF_MANY = SIZES_AND_DTYPES[: len(BUCKETS)], SIZES_AND_DTYPES[len(BUCKETS) :]
 ROUNDED = (
@@ -35,7 +35,7 @@ ROUNDED = (
 @over_others
 @pytest.mark.parametrize("wild", [False, True])
 @pytest.mark.parametrize(("reply_format", "planes"), REPLIES)
-@pytest.mark.parametrize("op", ["commit", "apply_reply"])
+@pytest.mark.parametrize("op", ["commit", "commit without gradients"])
 @over_sample("cases", ROUNDED)
 def test_replies_are_applied_equally(
     cases: Sequence[Any],
@@ -65,7 +65,7 @@ def test_momenta_and_lone_steps_are_equal(
 
 
 @over_others
-@pytest.mark.parametrize("op", ["commit", "apply_reply", "update_momentum", "step_alone"])
+@pytest.mark.parametrize("op", MOVES)
 def test_a_million_parameters_move_equally(op: str, backend: Backend) -> None:
     for reply_format, planes in REPLIES[:4] if op == "commit" else REPLIES[:1]:
         dtypes = (torch.bfloat16, torch.bfloat16)
@@ -118,7 +118,7 @@ def test_every_half_is_widened_and_narrowed_equally(backend: Backend) -> None:
 def test_an_inverted_rounding_coin_is_respected(backend: Backend) -> None:
     rounding = Coin(ROUNDING.key, inverted=True)
     dtypes = (torch.bfloat16, torch.float32)
-    for op in ("commit", "apply_reply", "step_alone"):
+    for op in ("commit", "commit without gradients", "step_alone"):
         conform(backend, *committing(op, (65,), dtypes, ReplyFormat.SIGN, 1, rounding=rounding))
 
 

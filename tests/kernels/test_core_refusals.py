@@ -177,7 +177,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "reply format": (
         lambda: core.commit(
-            core.read_segments(make_segments()), [1, 1], words(1, 1, 8), "own", None, True, 1
+            core.read_segments(make_segments()), [1, 1], words(1, 1, 8), "own", None, 1
         ),
         "reply_format is 'own', expected 'sign', 'ternary' or 'count'",
     ),
@@ -247,7 +247,6 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "present, dims": (lambda: count(present=words(6).bool()), r"present: .*shape \(3, 2\)"),
     # The rest.
     "instruction set": (lambda: CpuKernels("sse9"), "instruction_set is 'sse9'"),
-    "coin, dtype": (lambda: core.coin(1, False, 0, torch.zeros(3)), "out: expected int64"),
     "digests, dtype": (
         lambda: KERNELS.digests([torch.ones(3), words(3)]),
         "tensor: expected elements of 1, 2 or 4",

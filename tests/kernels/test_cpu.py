@@ -32,7 +32,8 @@ core = KERNELS._core
 def test_autograd_is_told_of_what_an_op_writes() -> None:
     segments = make_segments(grad=None)
     reply = words(1, 1, 8)
-    KERNELS.apply_reply(segments, (1, 0), reply, reply_format=ReplyFormat.SIGN, rounding=None)
+    absent = [segment._replace(grad=None) for segment in segments]
+    KERNELS.commit(absent, (1, 0), reply, reply_format=ReplyFormat.SIGN, rounding=None)
     versions = [(segment.param._version, segment.exp_avg._version) for segment in segments]
     assert versions == [(1, 0), (0, 0)]
     KERNELS.commit(segments, (1, 1), reply, reply_format=ReplyFormat.SIGN, rounding=None)
@@ -44,17 +45,17 @@ def test_autograd_is_told_of_what_an_op_writes() -> None:
     assert versions == [(3, 3), (1, 0)]
 
 
-def test_apply_reply_does_not_touch_the_momentum(tmp_path: Path) -> None:
-    """Nor the gradient: memory that may only be read, or not even that, would end the process."""
+def test_a_commit_without_a_gradient_does_not_touch_the_momentum(tmp_path: Path) -> None:
+    """Memory that may only be read would end the process."""
     file = tmp_path / "momentum"
     file.write_bytes(bytes(4 * N))
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as memory:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that the memory cannot be written
             exp_avg = torch.frombuffer(memory, dtype=torch.float32)
-        segments = make_segments(exp_avg=exp_avg)
+        segments = [segment._replace(grad=None) for segment in make_segments(exp_avg=exp_avg)]
         before = [segment.param.clone() for segment in segments]
-        KERNELS.apply_reply(
+        KERNELS.commit(
             segments, (1, 1), words(1, 1, 8), reply_format=ReplyFormat.SIGN, rounding=None
         )
         assert not any(
@@ -149,13 +150,12 @@ class Big:
 
 
 LONG_CALLS: dict[str, Callable[[Big], object]] = {
-    "coin": lambda big: core.coin(1, False, 0, big.row),
     "encode_signs": lambda big: core.encode_signs(big.table, 1, False, big.sign, big.flag, 1),
     "check_finite": lambda big: core.check_finite(big.table, big.flag, 1),
     "count_ternary": lambda big: core.count_ternary(
         big.votes, big.present, big.slots, 0, big.ternary, 1
     ),
-    "commit": lambda big: core.commit(big.table, [1], big.sign, "sign", None, True, 1),
+    "commit": lambda big: core.commit(big.table, [1], big.sign, "sign", None, 1),
     "encode_lots": lambda big: core.encode_lots(
         big.table, [], None, 1, False, big.sign, big.scale, big.flag, 1
     ),

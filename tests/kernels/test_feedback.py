@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import oracle
-from distlion.kernels import BlockVotes, Coefficients, Coins, Segment, choose_kernels, reference
-from distlion.kernels.feedback import FLOAT_PLANES, count_estimates
+from distlion.kernels import BlockVotes, Coefficients, Coins, Kernels, Segment, choose_kernels
+from distlion.kernels.contract import FLOAT_PLANES
+from distlion.kernels.counting import count_estimates
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 
@@ -175,7 +176,7 @@ def test_a_rest_beyond_the_range_of_a_float_is_told(bits: int) -> None:
     votes = torch.full((1, bits, BLOCK_WORDS), -1, dtype=torch.int64)
     scales = torch.full((1, bits), torch.nan)
     far = [torch.full((70,), 3e38)]
-    for kernels in (KERNELS, reference):
+    for kernels in (KERNELS, Kernels()):
         finite = kernels.encode_rests([segment], far, COINS.zero, out=votes, scales=scales)
         assert finite.tolist() == [False]
         assert not votes.any()
@@ -235,9 +236,7 @@ def test_the_reply_is_the_sign_of_all_estimates_those_of_absent_workers_too() ->
     out = torch.full((bucket.n_blocks, 1, BLOCK_WORDS), -1, dtype=torch.int64)
     packed = estimates.view(torch.int64).view(2, bucket.n_blocks, FLOAT_PLANES, BLOCK_WORDS)
 
-    count_estimates(
-        KERNELS.sum_directions, BlockVotes(packed, present, bucket, 0), COINS.tie, out=out
-    )
+    count_estimates(KERNELS, BlockVotes(packed, present, bucket, 0), COINS.tie, out=out)
 
     bits = unpack(split_planes(out)[0], 512 * bucket.n_blocks).numpy()
     total = estimates[:, :130].sum(0).numpy()

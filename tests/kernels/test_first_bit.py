@@ -16,9 +16,8 @@ from distlion.kernels import (
     ReplyFormat,
     Segment,
     VoteFormat,
-    settle_tally,
-    tally_votes,
 )
+from distlion.kernels.sums import add_sums, settle_sum, start_sum
 from distlion.kernels.words import split_planes, unpack
 from distlion.layout import BLOCK_WORDS, BucketLayout, Slot, count_words
 
@@ -108,17 +107,19 @@ def test_ties_take_the_bits_of_their_numbers(planes: int, backend: Backend) -> N
 def test_ties_of_votes_counted_in_parts_take_the_bits_of_their_numbers() -> None:
     votes = torch.zeros((2, BUCKET.n_blocks, 1, BLOCK_WORDS), dtype=torch.int64)
     votes[1] = -1
-    tally = tally_votes(
-        BlockVotes(votes, torch.ones((2, 64), dtype=torch.bool), BUCKET, 0),
-        vote_format=VoteFormat.LEVEL,
+    present = torch.ones((1, 64), dtype=torch.bool)
+    one, other = (
+        start_sum(BlockVotes(vote[None], present, BUCKET, 0), vote_format=VoteFormat.LEVEL)
+        for vote in votes
     )
     out = empty_planes(1, TRUTH.device)
-    settle_tally(
-        tally,
+    settle_sum(
+        add_sums(one, other, 2),
         torch.full((64,), 2),
         BUCKET,
-        0,
         COINS.tie,
+        vote_planes=1,
+        vote_format=VoteFormat.LEVEL,
         reply_format=ReplyFormat.SIGN,
         out=out,
     )
@@ -127,15 +128,17 @@ def test_ties_of_votes_counted_in_parts_take_the_bits_of_their_numbers() -> None
 
 
 @over_all
-@pytest.mark.parametrize("op", ["commit", "apply_reply", "step_alone"])
+@pytest.mark.parametrize("op", ["commit", "step_alone"])
 def test_rounding_takes_the_bits_of_the_numbers(op: str, backend: Backend) -> None:
     segments = make_segments(backend.device, value=1.0, dtype=torch.bfloat16)
     reply = empty_planes(1, backend.device)
     if op == "step_alone":
         backend.kernels.step_alone(segments, rounding=COINS.rounding)
     else:
-        move = getattr(backend.kernels, op)
-        move(segments, [1] * 64, reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding)
+        present = [1] * 64
+        backend.kernels.commit(
+            segments, present, reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding
+        )
     (exact,) = np.array([1.0 - LR], dtype=np.float32).view(np.uint32).tolist()
     for segment in segments:
         expected = [

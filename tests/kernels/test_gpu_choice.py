@@ -11,7 +11,7 @@ import torch
 
 from backends import INTERPRETS
 from distlion.errors import KernelBackendError
-from distlion.kernels import choose_kernels, dispatch, reference
+from distlion.kernels import choose_kernels, dispatch
 
 pytest.importorskip("triton")
 if INTERPRETS:
@@ -31,7 +31,7 @@ def test_triton_is_the_choice_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_plain_kernels_are_the_choice_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTLION_KERNELS", raising=False)
-    assert choose_kernels(META) is reference
+    assert choose_kernels(META) is dispatch.PLAIN
     monkeypatch.setenv("DISTLION_KERNELS", "triton")
     with pytest.raises(KernelBackendError, match="'triton': no such kernels for meta"):
         choose_kernels(META)

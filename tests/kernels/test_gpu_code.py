@@ -89,9 +89,9 @@ def test_code_is_exact_and_wide_and_as_recorded(
         if constants["VOTE"] == 4:
             stores = n_elements * (2 if constants["DIRECTION"] else 4) // 16
     else:
-        moves_param, moves_momentum = constants["FORMAT"] != 4, constants["MOMENTUM"]
-        loads = grads * moves_param + (grads + momenta) * moves_momentum
-        stores = grads * moves_param + momenta * moves_momentum
+        moves_param = constants["FORMAT"] != 4
+        loads = grads * moves_param + grads + momenta
+        stores = grads * moves_param + momenta
     assert (record.loads_16, record.stores_16) == (loads, stores)
 
 

@@ -6,8 +6,6 @@ The tests of this module stand for the conformance suite in the quick tier.
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 import torch
 from torch import nn
@@ -15,14 +13,14 @@ from torch import nn
 from backends import CPU, INTERPRETS, REFERENCE, Backend
 from conformance import DTYPES, conform
 from distlion.errors import InvalidArgumentError, KernelBackendError
-from distlion.kernels import Coefficients, Kernels, Segment, choose_kernels
+from distlion.kernels import Coefficients, Segment, choose_kernels
 from distlion.layout import Slot
 from distlion.step.precision import Precision
 from distlion.virtual import VirtualCluster
 from distlion.votes import Aggregation, Average, MajorityVote, MaskedVote, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
 from distlion.votes.ternary import TernaryVote
-from kernel_cases import ENCODERS, REPLIES, ROUNDING, ZERO, all_ops, committing, encoding
+from kernel_cases import ENCODERS, MOVES, REPLIES, ROUNDING, ZERO, all_ops, committing, encoding
 from tiers import in_tiers
 
 pytestmark = pytest.mark.skipif(not INTERPRETS, reason="runs where TRITON_INTERPRET=1")
@@ -47,7 +45,7 @@ RULES: list[Aggregation] = [
 def triton() -> Backend:
     from distlion.kernels.gpu import TritonKernels
 
-    return Backend("triton", CPU, cast(Kernels, TritonKernels()))
+    return Backend("triton", CPU, TritonKernels())
 
 
 @pytest.mark.parametrize("part", in_tiers(["third", "rest"], lambda part: part == "third"))
@@ -70,7 +68,7 @@ def test_whole_tiles_of_every_dtype_are_those_of_the_reference(
     for encoder in ENCODERS:
         case = encoding(encoder, (8192,), dtypes, wild=exp_avg_dtype == torch.float32)
         conform(triton, *case, is_aligned=True)
-    for op in ("commit", "apply_reply", "update_momentum", "step_alone"):
+    for op in MOVES:
         for reply_format, planes in REPLIES:
             for rounding in (None, ROUNDING):
                 moving = committing(op, (8192,), dtypes, reply_format, planes, rounding=rounding)

@@ -182,7 +182,7 @@ def test_encoding_only_reads(backend: Backend) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reply_format", list(ReplyFormat))
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_commit_is_apply_reply_then_update_momentum(
+def test_commit_applies_a_reply_and_updates_the_momentum(
     dtype: torch.dtype, reply_format: ReplyFormat, stochastic: bool, backend: Backend
 ) -> None:
     bucket = make_bucket()
@@ -195,7 +195,8 @@ def test_commit_is_apply_reply_then_update_momentum(
     fused = make_segments(bucket, backend.device, dtype=dtype, absent=frozenset({3}))
     apart = make_segments(bucket, backend.device, dtype=dtype, absent=frozenset({3}))
     backend.kernels.commit(fused, present, reply, reply_format=reply_format, rounding=rounding)
-    backend.kernels.apply_reply(apart, present, reply, reply_format=reply_format, rounding=rounding)
+    absent = [segment._replace(grad=None) for segment in apart]
+    backend.kernels.commit(absent, present, reply, reply_format=reply_format, rounding=rounding)
     backend.kernels.update_momentum(apart, present)
     for one, other in zip(fused, apart, strict=True):
         assert torch.equal(one.param, other.param)
@@ -255,7 +256,7 @@ def test_stochastic_rounding_leaves_representable_values_and_is_unbiased(backend
     segment.param.fill_(1.0)
     reply = empty_planes(bucket, 1, backend.device)
     resting = Segment(segment.slot, segment.param, None, segment.exp_avg, still)
-    backend.kernels.apply_reply(
+    backend.kernels.commit(
         [resting], [1], reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding
     )
     assert bool((segment.param == 1.0).all())
@@ -264,7 +265,7 @@ def test_stochastic_rounding_leaves_representable_values_and_is_unbiased(backend
     moving = Segment(
         segment.slot, segment.param, None, segment.exp_avg, Coefficients(0.0, 0.0, lr, 0.0)
     )
-    backend.kernels.apply_reply(
+    backend.kernels.commit(
         [moving], [1], reply, reply_format=ReplyFormat.SIGN, rounding=COINS.rounding
     )
     down = float((segment.param < 1.0).float().mean())

@@ -17,7 +17,6 @@ from distlion.wire import Exchange
 from distlion.wire.frame import ChunkKind, Header
 from distlion.wire.verdict import Verdict
 from loopback import CPU, make_links, run_together
-from two_levels import TwoLevels
 
 N_WORKERS = 3
 KERNELS = choose_kernels(CPU)
@@ -26,7 +25,7 @@ EMPTY = BucketLayout(0, (0, 1), (Slot("empty", 0, 3, 0, 7), Slot("also", 0, 3, 0
 CASES = {
     f"{rule_name}, {pattern_name}": (rule, pattern)
     for rule_name, rule in {**matrix.LISTED, **matrix.DELTA_RULES}.items()
-    for pattern_name, pattern in {**matrix.PATTERNS, "two-levels": TwoLevels()}.items()
+    for pattern_name, pattern in matrix.PATTERNS.items()
     if matrix.carries(pattern, rule)
 }
 

@@ -16,7 +16,7 @@ import oracle
 import state_exam
 from delta_oracle import DeltaOracle
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import Coefficients, Coins, Kernels, Segment, choose_kernels, reference
+from distlion.kernels import Coefficients, Coins, Kernels, Segment, choose_kernels
 from distlion.layout import BucketLayout, fill_buckets, pad_bytes, place_parameters
 from distlion.votes import Aggregation, Roster
 from distlion.votes.bucket_vote import make_worker_state
@@ -27,7 +27,7 @@ SIZES = (4133, 1, 65, 512, 1023)
 SEED, LR, N_VOTES = 6, 0.7, 4
 KERNELS: dict[str, Kernels] = {
     "core": choose_kernels(torch.device("cpu")),
-    "reference": reference,  # type: ignore[dict-item]
+    "reference": Kernels(),
 }
 RULES = pytest.mark.parametrize("rule", matrix.DELTA_RULES.values(), ids=matrix.DELTA_RULES)
 
@@ -154,13 +154,13 @@ def test_a_rule_is_rebuilt_from_its_text(rule: Aggregation) -> None:
 @RULES
 def test_a_vote_has_no_partial_counts(rule: Aggregation) -> None:
     shape = rule.shape(make_bucket(3), 3)
-    assert shape.tally_bytes is None
+    assert shape.plane_bytes is None
     words = shape.vote_bytes - shape.scales_bytes
     assert words == rule.vote_planes * (shape.reply_bytes - shape.reply_scales_bytes)
     assert shape.scales_bytes == pad_bytes(4 * rule.n_scales * len(SIZES))
     assert shape.reply_scales_bytes == pad_bytes(4 * len(SIZES))
     with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
-        _ = shape.tally_chunk
+        shape.sum_chunk(2)
 
 
 @RULES

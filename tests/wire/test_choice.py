@@ -13,12 +13,7 @@ from distlion.wire import (
     LinkModel,
     ParameterServer,
 )
-from distlion.wire.cost import (
-    choose_exchange,
-    count_overlap_buckets,
-    exchange_seconds,
-    stream_seconds,
-)
+from distlion.wire.cost import choose_exchange, count_overlap_buckets, exchange_seconds
 from distlion.wire.recursive_doubling import RecursiveDoubling
 
 SLOW = LinkModel(latency_s=0.0, rate_bit_per_s=8.0)
@@ -28,8 +23,8 @@ patterns = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=repr)
 
 
 def make_shape(n_shards, vote_bytes=64, reply_bytes=64, n_params=1):
-    tally_bytes = 32 * vote_bytes  # of votes of one bit
-    return BucketShape(n_shards, n_params, vote_bytes, reply_bytes, False, tally_bytes)
+    # Votes have one bit, and so one plane.
+    return BucketShape(n_shards, n_params, vote_bytes, reply_bytes, False, vote_bytes)
 
 
 @patterns
@@ -133,7 +128,7 @@ def test_floats_take_a_pattern_that_does_not_count_in_parts():
     shape = make_shape(1000, 64, 64)
     link = LinkModel(latency_s=1e-9, rate_bit_per_s=1e15, message_s=1.0)
     assert choose_exchange(shape, link) == RecursiveDoubling()
-    assert not choose_exchange(replace(shape, tally_bytes=None), link).counts_in_parts
+    assert not choose_exchange(replace(shape, plane_bytes=None), link).counts_in_parts
 
 
 def test_weighted_votes_take_a_pattern_that_counts_them():
@@ -173,26 +168,3 @@ def test_buckets_of_several_devices_count_together():
 def test_instant_link_takes_the_fewest_buckets():
     shape = make_shape(4, vote_bytes=32_768, reply_bytes=32_768)
     assert count_overlap_buckets([(shape, LinkModel(0.0, 1e15))]) == 2
-
-
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_one_bucket_streams_as_it_is_exchanged(pattern):
-    shape, link = make_shape(4, 1 << 20, 1 << 19), LinkModel(1e-3, 1e8)
-    assert stream_seconds(pattern, shape, link, 1) == exchange_seconds(pattern, shape, link)
-
-
-def test_replies_of_a_bucket_come_while_votes_of_the_next_leave():
-    link = LinkModel(0.0, 8e6)  # a megabyte in a second
-    shape, pattern = make_shape(2, 1 << 20, 1 << 20), ParameterServer()
-    plan = pattern.plan(shape, 1)
-    one_way_s = max(plan.sent_bytes, plan.received_bytes) / 1e6
-    both_ways_s = (plan.sent_bytes + plan.received_bytes) / 1e6
-    seconds = stream_seconds(pattern, shape, link, 3)
-    assert seconds == pytest.approx(both_ways_s + 2 * one_way_s)
-    # Of a link that does one at a time nothing is gained.
-    half = LinkModel(0.0, 8e6, full_duplex=False)
-    assert stream_seconds(pattern, shape, half, 3) == pytest.approx(3 * both_ways_s)
-
-
-def test_a_single_worker_streams_nothing():
-    assert stream_seconds(AllReduce(), make_shape(1), LinkModel(1.0, 1.0), 3) == 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +11,11 @@ from torch import Tensor
 import matrix
 import pattern_exam
 from distlion import faults
-from distlion.errors import InvalidArgumentError
 from distlion.failures import Status
-from distlion.wire import AllReduce, ByteCount, Exchange
+from distlion.wire import AllReduce, Exchange
 from distlion.wire.frame import write_chunk
 from distlion.wire.verdict import Verdict
 from pattern_exam import CULPRIT, RANK, STEP, Trial
-from two_levels import TwoLevels
-
-EXAMINED = {**matrix.PATTERNS, "two-levels": TwoLevels()}
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +25,7 @@ def disarm() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("check", pattern_exam.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("pattern", EXAMINED.values(), ids=EXAMINED)
+@pytest.mark.parametrize("pattern", matrix.PATTERNS.values(), ids=matrix.PATTERNS)
 def test_pattern_keeps_the_contract(pattern: Exchange, check: Callable[[Exchange], None]) -> None:
     check(pattern)
 
@@ -50,11 +45,3 @@ def test_owners_that_disagree_on_presence_are_found() -> None:
     fault = faults.arm(rank=RANK, step=STEP, point="framed", action=forge)
     assert trial.verdict() == Verdict(Status.CORRUPT)
     assert fault.fired == 1
-
-
-def test_votes_that_cannot_be_counted_in_parts_are_refused_before_anything_is_sent() -> None:
-    trial = Trial(TwoLevels(), 2)
-    trial.shape = replace(trial.shape, tally_bytes=None)
-    with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
-        trial.run()
-    assert [link.counted for link in trial.links] == [ByteCount()] * 2

@@ -1,13 +1,12 @@
 import functools
-import types
 
 import pytest
 import torch.distributed as dist
 
 from cluster import run_workers
-from distlion.wire import MOST_BYTES_AT_ONCE, ByteCount, Gloo, LinkModel, probe, probe_link
-from distlion.wire.probe import LinkProbe, probe_ranks
+from distlion.wire import MOST_BYTES_AT_ONCE, ByteCount, Gloo, probe, probe_link
 from rank_process import PROBE
+from slow_start import SlowStart
 
 pytestmark = pytest.mark.distributed
 
@@ -20,11 +19,10 @@ def measure(rank, world_size, settings):
     link = Gloo(dist.group.WORLD, timeout_s=30)
     link.counted = ByteCount(1, 2, 3)
     model = probe_link(link, step=0)
-    found = probe_ranks(link, step=0)
     assert world_size == 1 or model.ring_above_bytes == MOST_BYTES_AT_ONCE
     link.ring_above_bytes = None
     assert probe_link(link, step=0).ring_above_bytes is None
-    return model, found, link.counted
+    return model, link.counted
 
 
 @functools.cache
@@ -40,7 +38,7 @@ def test_result_is_equal_on_all_ranks(world_size):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_probe_is_not_counted(world_size):
-    assert all(counted == ByteCount(1, 2, 3) for _, _, counted in probes_of(world_size))
+    assert all(counted == ByteCount(1, 2, 3) for _, counted in probes_of(world_size))
 
 
 def exchanged_bytes(rank, world_size, settings):
@@ -66,59 +64,9 @@ def test_workers_meet_before_every_exchange_that_is_timed():
 
 
 def test_network_takes_time():
-    model, _, _ = probes_of(3)[0]
+    model, _ = probes_of(3)[0]
     assert model.latency_s > 0
     assert 0 < model.rate_bit_per_s < 1e15
-
-
-def test_each_rank_has_a_model():
-    for world_size in (1, 2, 3):
-        _, found, _ = probes_of(world_size)[0]
-        assert len(found.ranks) == world_size
-
-
-def test_slowest_rank_is_the_one_with_the_lowest_rate():
-    models = tuple(LinkModel(1e-4, rate) for rate in (1e9, 1e9, 2e8, 9e8))
-    found = LinkProbe(models[2], models)
-    assert found.slowest == 2
-    assert found.slowdown == pytest.approx(4.75)
-
-
-class SlowStart:
-    """A link of two whose TCP begins with a window of 14,600 bytes and doubles it in each round."""
-
-    n_members, rank, ranks = 2, 0, (0, 1)
-    ring_above_bytes = None
-
-    def __init__(self, latency_ns, rate_bit_per_s):
-        self.latency_ns, self.rate_bit_per_s = latency_ns, rate_bit_per_s
-        self.window_bytes, self.now_ns = 14_600, 0
-        self.counted = ByteCount(0, 0, 0)
-        self.sizes, self.sizes_alone = [], []
-
-    def all_to_all(self, out, chunks, *, step):
-        self.sizes.append(chunks[0].nbytes)
-        return self.send(chunks[0].nbytes)
-
-    def all_to_all_parts(self, out, parts, sizes, *, step, what):
-        self.sizes_alone.append(sum(sizes))
-        return self.send(sum(sizes))
-
-    def send(self, left):
-        self.now_ns += self.latency_ns
-        while left > 0:
-            sent = min(left, self.window_bytes)
-            left -= sent
-            sending_ns = int(8e9 * sent / self.rate_bit_per_s)
-            if sending_ns < self.latency_ns and left:  # it waits for acknowledgements
-                self.window_bytes *= 2
-                sending_ns = self.latency_ns
-            self.now_ns += sending_ns
-        return types.SimpleNamespace(wait=lambda: None)
-
-    def all_gather(self, out, row, *, step):
-        out[:] = row
-        return types.SimpleNamespace(wait=lambda: None)
 
 
 @pytest.mark.parametrize("latency_ms", [0.1, 10, 100, 200])
@@ -144,8 +92,5 @@ def test_a_slow_link_without_latency_is_measured_once(monkeypatch):
 def test_large_exchanges_take_four_times_the_latency(monkeypatch):
     link = SlowStart(10_000_000, 1e8)
     monkeypatch.setattr("time.perf_counter_ns", lambda: link.now_ns)
-    found = probe_ranks(link, step=0)
-    expected = 4 * 0.01 * 1e8 / 8
-    assert max(link.sizes) == pytest.approx(expected, rel=0.25)
-    assert max(link.sizes_alone) == pytest.approx(expected, rel=0.1)
-    assert [rank.rate_bit_per_s for rank in found.ranks] == pytest.approx([1e8, 1e8], rel=0.1)
+    probe_link(link, step=0)
+    assert max(link.sizes) == pytest.approx(4 * 0.01 * 1e8 / 8, rel=0.25)

@@ -23,10 +23,10 @@ from distlion.votes.bucket_vote import BucketCount
 from distlion.votes.full_precision import FullPrecision
 from distlion.wire import ByteCount, Exchange
 from distlion.wire.frame import ChunkKind, Header
-from distlion.wire.memory import Memory
 from distlion.wire.pattern import Ballot, Reply
 from distlion.wire.recursive_doubling import RecursiveDoubling
 from loopback import CPU, make_links, run_together
+from memory_link import Memory
 from pattern_exam import CULPRIT, FIRST_RANK, STEP, Trial
 from tiers import in_tiers
 from toys import CautiousVote
@@ -151,7 +151,7 @@ def test_bits_sent_are_those_of_partial_counts(n: int, bits: int) -> None:
 
 def test_floats_are_refused_before_anything_is_sent() -> None:
     trial = Trial(RecursiveDoubling(), 2)
-    trial.shape = replace(trial.shape, tally_bytes=None)
+    trial.shape = replace(trial.shape, plane_bytes=None)
     with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
         trial.run()
     assert [link.counted for link in trial.links] == [ByteCount()] * 2

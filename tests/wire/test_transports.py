@@ -15,9 +15,9 @@ from cluster import run_workers
 from distlion.errors import StepMismatchError, StepTimeoutError
 from distlion.wire import ByteCount, Transport
 from distlion.wire.groups import own_group
-from distlion.wire.memory import Memory, connect_in_memory
 from distlion.wire.tcp import link_over
 from distlion.wire.transport import Transfer
+from memory_link import Memory, connect_in_memory
 
 N_WORKERS, N_BYTES = 3, 70_000
 Seen: TypeAlias = list[tuple[str, ByteCount, Tensor]]
@@ -60,10 +60,6 @@ def use(transport: Transport) -> Iterator[tuple[str, Transfer, Tensor]]:
             yield "no swap", Nothing(), transport.empty(0)
     row = make_row(seed, 11)
     yield "broadcast", transport.broadcast(row, step=1, source=n - 1), row
-    sizes = [2 * ((transport.rank + member) % n) for member in range(n)]
-    row = transport.empty(sum(sizes))
-    parts = make_row(seed, sum(sizes))
-    yield "parts", transport.all_to_all_parts(row, parts, sizes, step=1, what="parts"), row
 
 
 def finish(

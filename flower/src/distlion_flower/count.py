@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distlion.kernels import BlockVotes, Coin, ReplyFormat, VoteFormat, settle_tally, tally_votes
+from distlion.kernels import Coin
+from distlion.kernels.words import coin_bits, unpack
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketShape
 from distlion.votes import Roster, ScaledVote
 from distlion.votes.scaled import ScaledBucket
@@ -89,20 +90,13 @@ class BallotCount:
         self, ballots: Sequence[Ballot], votes: Sequence[int], scales: Tensor, tie: Coin
     ) -> list[Tensor]:
         """Return a majority's outcome: u = s * S, S = sign(sum_i w_i s_i), ties by the coin."""
-        bucket = self._bucket
-        out = torch.empty(bucket.n_blocks, 1, BLOCK_WORDS, dtype=torch.int64, device="cpu")
-        voters = torch.full((len(bucket.slots),), sum(votes), dtype=torch.int64, device="cpu")
-        settle_tally(
-            self._tally(ballots, votes),
-            voters,
-            bucket,
-            0,
-            tie,
-            reply_format=ReplyFormat.SIGN,
-            out=out,
-        )
-        signs = self._tally_one(out.view(1, -1, 1, BLOCK_WORDS)).float()
-        return [part * scale for part, scale in zip(self._cut(signs), scales, strict=True)]
+        outcome = []
+        parts = self._cut(self._tally(ballots, votes))
+        for slot, total, scale in zip(self._bucket.slots, parts, scales, strict=True):
+            ties = unpack(coin_bits(tie, slot, device=total.device), slot.n_elements)
+            is_positive = torch.where(total == 0, ties, total > 0)
+            outcome.append((2 * is_positive.float() - 1) * scale)
+        return outcome
 
     def mean_of_scaled_signs(
         self, ballots: Sequence[Ballot], votes: Sequence[int], largest: Tensor
@@ -124,7 +118,7 @@ class BallotCount:
             for slot in self._bucket.slots
         ]
         for ballot, n in zip(ballots, votes, strict=True):
-            signs = self._cut(self._tally_one(self._reader.read(ballot)))
+            signs = self._cut(self._unpack(ballot))
             scales = read_scales(ballot.payload, self.shape, n_params).minimum(largest)
             rates = (scales.double() * n / sum(votes)).float()
             for index, part in enumerate(signs):
@@ -136,14 +130,13 @@ class BallotCount:
         n_elements = self._bucket.n_blocks * BLOCK_WORDS * WORD_ELEMENTS
         total = torch.zeros(n_elements, dtype=torch.int32, device="cpu")
         for ballot, n in zip(ballots, votes, strict=True):
-            total += self._tally_one(self._reader.read(ballot)) * n
+            total += self._unpack(ballot) * n
         return total
 
-    def _tally_one(self, packed: Tensor) -> Tensor:
-        """Unpack (1, blocks, 1, 8) int64 to +1 and -1, with 0 between parameters."""
-        present = torch.ones(1, len(self._bucket.slots), dtype=torch.bool, device="cpu")
-        cast = BlockVotes(packed, present, self._bucket, 0)
-        return tally_votes(cast, vote_format=VoteFormat.LEVEL)
+    def _unpack(self, ballot: Ballot) -> Tensor:
+        """Unpack a ballot's bits to +1 and -1: (512 * blocks,) int32."""
+        words = self._reader.read(ballot).view(-1)
+        return 2 * unpack(words, WORD_ELEMENTS * len(words)).to(torch.int32) - 1
 
     def _cut(self, elements: Tensor) -> list[Tensor]:
         """Cut the elements of a bucket into each parameter's elements."""

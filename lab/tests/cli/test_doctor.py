@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from distlion.wire import LinkModel
-from distlion.wire.probe import LinkProbe
 from distlion_lab.cli import app
 from distlion_lab.planning.bench import KernelRates
 from distlion_lab.planning.checkup import Checkup
+from distlion_lab.planning.link_probe import LinkProbe
 from distlion_lab.planning.machine import CPU
 from distlion_lab.planning.worker_report import WorkerReport
 

@@ -8,9 +8,9 @@ import pytest
 import typer
 
 from cli.test_doctor import LINKS, WORKER
-from distlion.wire.probe import LinkProbe
 from distlion_lab.cli import app
 from distlion_lab.planning.checkup import Checkup
+from distlion_lab.planning.link_probe import LinkProbe
 from tiers import in_tiers
 
 PLAN = "plan --params 1e9 --nodes 4 --link 10gbit --compute-s 1"

@@ -6,9 +6,9 @@ import pytest
 
 from distlion.errors import ProcessGroupError
 from distlion.wire import LinkModel
-from distlion.wire.probe import LinkProbe
 from distlion_lab.planning.bench import KernelRates
 from distlion_lab.planning.checkup import Checkup, examine, find_faults, report_worker
+from distlion_lab.planning.link_probe import LinkProbe
 from distlion_lab.planning.machine import CPU
 from distlion_lab.planning.worker_report import WorkerReport
 

@@ -5,10 +5,12 @@ import pytest
 
 import matrix
 from distlion.errors import InvalidArgumentError
+from distlion.layout import BucketShape
 from distlion.votes import MajorityVote, QuantizedVote
 from distlion.votes.full_precision import FullPrecision
 from distlion.wire import (
     MOST_BYTES_AT_ONCE,
+    PATTERNS,
     AllGather,
     AllReduce,
     Exchange,
@@ -20,7 +22,13 @@ from distlion.wire.recursive_doubling import RecursiveDoubling
 from distlion_lab.planning.line import model_line
 from distlion_lab.planning.machine import GPU
 from distlion_lab.planning.scenario import Scenario
-from distlion_lab.planning.votes import BUCKET_ELEMENTS, forecast_votes, list_able, name_rule
+from distlion_lab.planning.votes import (
+    BUCKET_ELEMENTS,
+    forecast_votes,
+    list_able,
+    name_rule,
+    stream_seconds,
+)
 
 N_ELEMENTS = 1 << 21
 FRAMES_AND_PADDING = 0.01
@@ -325,3 +333,31 @@ def test_a_ring_costs_rounds_over_gloo_alone():
     assert forecasts["gloo"].communication_s == pytest.approx(1 + 3)
     # Each round over own sockets takes half of one of Gloo's.
     assert forecasts["tcp"].communication_s == pytest.approx(2 * 0.5)
+
+
+def size_bucket(n_shards, vote_bytes, reply_bytes):
+    """Size a bucket of one parameter, whose votes have one bit, and so one plane."""
+    return BucketShape(n_shards, 1, vote_bytes, reply_bytes, False, vote_bytes)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_one_bucket_streams_as_it_is_exchanged(pattern):
+    shape, link = size_bucket(4, 1 << 20, 1 << 19), LinkModel(1e-3, 1e8)
+    assert stream_seconds(pattern, shape, link, 1) == exchange_seconds(pattern, shape, link)
+
+
+def test_replies_of_a_bucket_come_while_votes_of_the_next_leave():
+    link = LinkModel(0.0, 8e6)  # a megabyte in a second
+    shape, pattern = size_bucket(2, 1 << 20, 1 << 20), ParameterServer()
+    plan = pattern.plan(shape, 1)
+    one_way_s = max(plan.sent_bytes, plan.received_bytes) / 1e6
+    both_ways_s = (plan.sent_bytes + plan.received_bytes) / 1e6
+    seconds = stream_seconds(pattern, shape, link, 3)
+    assert seconds == pytest.approx(both_ways_s + 2 * one_way_s)
+    # Of a link that does one at a time nothing is gained.
+    half = LinkModel(0.0, 8e6, full_duplex=False)
+    assert stream_seconds(pattern, shape, half, 3) == pytest.approx(3 * both_ways_s)
+
+
+def test_a_single_worker_streams_nothing():
+    assert stream_seconds(AllReduce(), size_bucket(1, 64, 64), LinkModel(1.0, 1.0), 3) == 0.0

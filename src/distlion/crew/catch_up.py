@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from distlion import faults
 from distlion.crew.epoch import Epoch, FormingError, Member, decline
 from distlion.crew.lanes import Lanes, OneLane
 from distlion.crew.offers import announce, await_offer, name_join
-from distlion.crew.replies import ReplayError, Replica, StepReply
+from distlion.crew.replies import HasParameters, ReplayError, Replica, StepReply
 from distlion.crew.side_link import SideLink, dial
 from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
@@ -141,18 +140,6 @@ class CatchUp:
     def _fire(self, point: faults.JoinPoint, step: int) -> None:
         if faults.armed:
             faults.fire(rank=self._own, step=step, point=point, subject=self)
-
-
-class HasParameters(Protocol):
-    """The part of an optimizer that a newcomer writes."""
-
-    def list_all(self) -> list[Tensor]:
-        """List all parameters, in the order of their groups."""
-        ...
-
-    def make_replica(self) -> Replica:
-        """Make the replica of them that is written while this worker catches up."""
-        ...
 
 
 def find_refusal(

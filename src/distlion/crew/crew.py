@@ -272,7 +272,7 @@ class Crew:
         Raises:
             CrewError: The store has another run, or values of a stranger.
         """
-        return self._membership.wants_change
+        return self._membership.lookout.wants_change
 
     def admit(self) -> bool:
         """Let in the workers that the last step found waiting, before the next batch is taken.

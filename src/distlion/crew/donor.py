@@ -12,7 +12,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from distlion import faults
 from distlion.crew.epoch import Epoch, Member
 from distlion.crew.offers import Offer, make_offer, name_join
-from distlion.crew.replies import Piece, StepReply, cut_pieces
+from distlion.crew.replies import HasParameters, Piece, StepReply, cut_pieces
 from distlion.crew.side_link import Listener, SideLink
 from distlion.crew.store import Rendezvous
 from distlion.errors import DistlionError, InvalidArgumentError
@@ -41,19 +40,6 @@ BEAT_S = 0.25
 """Seconds after which a message is sent even without news."""
 _COME_S = 10.0
 _BEHIND = "behind"
-
-
-class Given(Protocol):
-    """The part of an optimizer that a donor gives away."""
-
-    @property
-    def committed_step(self) -> int:
-        """Number of committed steps."""
-        ...
-
-    def list_all(self) -> list[Tensor]:
-        """List all parameters, in the order of their groups."""
-        ...
 
 
 class Donor(Stage):
@@ -78,10 +64,10 @@ class Donor(Stage):
         self._feeds: list[Feed] = []
         self._inputs: StepInputs | None = None
         self._holds = False
-        self._optimizer: weakref.ref[Given] | None = None
+        self._optimizer: weakref.ref[HasParameters] | None = None
         self.refusal = ""
 
-    def bind(self, optimizer: Given, refusal: str) -> None:
+    def bind(self, optimizer: HasParameters, refusal: str) -> None:
         """Serve the parameters of this optimizer.
 
         Args:
@@ -169,7 +155,7 @@ class Donor(Stage):
         """Sign a text with the run's secret."""
         return self._rendezvous.store.sign(name, text)
 
-    def _take(self) -> Given:
+    def _take(self) -> HasParameters:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None:
             raise OSError("the optimizer is gone")

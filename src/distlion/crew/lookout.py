@@ -124,7 +124,7 @@ class Lookout:
         while not self.ended.wait(LOOK_S):
             if self._lanes.leads:
                 self._trouble = self._trouble or self._rendezvous.trouble
-            if not self._rendezvous.is_led:  # it would keep away workers that ask
+            if not self._rendezvous.pulse.is_led:  # it would keep away workers that ask
                 continue
             epoch = self._epoch
             self._n_looks += 1

@@ -27,7 +27,6 @@ from torch.distributed import DistError
 from distlion.crew.admission import Ask, answer, ask, find_doubles, list_ready, refuse
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
-from distlion.crew.donor import Donor
 from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, order_members
 from distlion.crew.lanes import Lanes, OneLane
 from distlion.crew.lookout import Lookout
@@ -125,6 +124,7 @@ class Membership:
         changes: The changes of members so far.
         patience: The limits of its wait for an epoch.
         step_s: Seconds that a step may take, by the settings of the optimizer.
+        lookout: The thread that finds workers that want to join.
         ended: Event that is set once this worker has finished or left.
 
     Raises:
@@ -153,8 +153,8 @@ class Membership:
         self._previous: Epoch | None = None
         self._others_until_s = self.step_s = 0.0
         self._has_fallen_behind = False
-        self._lookout = Lookout(rendezvous, self.id, self.lanes)
-        self.ended = self._lookout.ended
+        self.lookout = Lookout(rendezvous, self.id, self.lanes)
+        self.ended = self.lookout.ended
         weakref.finalize(self, self.ended.set)
 
     @property
@@ -172,32 +172,6 @@ class Membership:
         if self._epoch is None:
             raise CrewError("the crew has formed no epoch yet; make its optimizer first")
         return self._epoch
-
-    @property
-    def wants_change(self) -> bool:
-        """True if somebody wants to join, so that the epoch has to end.
-
-        Raises:
-            CrewError: The store is gone.
-        """
-        return self._lookout.wants_change
-
-    @property
-    def is_left_behind(self) -> bool:
-        """True if others train in a later epoch, without this worker.
-
-        Raises:
-            CrewError: The store is gone.
-        """
-        return self._lookout.is_left_behind
-
-    def look_closely(self) -> None:
-        """Look for a worker that asks just now, before a vote that is the last one for long."""
-        self._lookout.look_closely()
-
-    def serve(self, donor: Donor) -> None:
-        """Answer workers that announce themselves by this donor."""
-        self._lookout.donor = donor
 
     def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
@@ -220,7 +194,7 @@ class Membership:
         """
         before = self._previous
         if before is not None and self.rendezvous.find_last_begun() > before.number:
-            self._lookout.stop_giving()
+            self.lookout.stop_giving()
             self._previous, self._has_fallen_behind = None, True
 
     @property
@@ -267,7 +241,7 @@ class Membership:
     ) -> Epoch:
         before, self._previous, found = self._previous, None, None
         # Members that fail twice may reach the store but not each other, and then need others.
-        is_over = self._lookout.pause() or self.patience.failures > 1
+        is_over = self.lookout.pause() or self.patience.failures > 1
         if before is not None and not is_over:
             now_s = time.monotonic() + self.rendezvous.find_grace_s()
             try:
@@ -353,7 +327,7 @@ class Membership:
         self.rendezvous.memory.note_begun(epoch.number)
         self.rendezvous.memory.now = epoch.describe()
         self.patience.rest()
-        self._lookout.watch(
+        self.lookout.watch(
             epoch,
             longest_operation_s=settings.timeouts.group_s,
             users_operation_s=settings.timeouts.connect_s,

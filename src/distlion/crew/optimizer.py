@@ -25,7 +25,7 @@ from distlion.crew.donor import Donor
 from distlion.crew.epoch import QUICK_S, Epoch, FormingError, MissingError, call_roll
 from distlion.crew.lane_shards import LaneSharding, open_lanes
 from distlion.crew.lanes import Lanes
-from distlion.crew.local_side import LocalSide
+from distlion.crew.local_votes import CrewVotes
 from distlion.crew.membership import Membership
 from distlion.crew.options import check_options, limit_forming
 from distlion.crew.replies import Replica
@@ -87,7 +87,7 @@ class CrewLion(DistributedLion):
         params: ParamsT,
         *args: Any,
         buffers: Iterable[Tensor] = (),
-        local: LocalSide | None = None,
+        local: CrewVotes | None = None,
         timeouts: Timeouts = Timeouts(),
         **options: Any,
     ) -> None:
@@ -112,7 +112,7 @@ class CrewLion(DistributedLion):
         self._donor = donors[0] if donors else None
         if self._donor is not None:
             self._donor.bind(self, refusal)
-            membership.serve(self._donor)
+            membership.lookout.donor = self._donor
 
     def list_all(self) -> list[Tensor]:
         """List all parameters, in the order of their groups."""
@@ -235,12 +235,12 @@ class CrewLion(DistributedLion):
         """
         inputs, membership = super()._gather_inputs(), self._membership
         if self._local is not None:
-            membership.look_closely()
-        if not membership.wants_change:
+            membership.lookout.look_closely()
+        if not membership.lookout.wants_change:
             return inputs
         scales = getattr(self, "grad_scale", None) is not None
         must_give_up = self._local is not None or self._settings.overlap or scales
-        if must_give_up or membership.is_left_behind:
+        if must_give_up or membership.lookout.is_left_behind:
             header = with_error(inputs.header, Status.EPOCH_OVER, culprit=inputs.rank)
         else:
             header = inputs.header.amended(ends_epoch=True)
@@ -406,7 +406,7 @@ class CrewLion(DistributedLion):
         before = self._session
         membership = self._membership
         self._session = Session(membership.lanes.alone, self._settings, None, earlier=before)
-        membership.rendezvous.end_beating()
+        membership.rendezvous.pulse.rest()
         membership.lanes.disconnect(before.ranks, has_failed=before.lifecycle.is_dead)
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -159,7 +159,7 @@ class Piece:
             bucket_word=slot.bucket_word + skipped,
         )
         values = flat[self.start : self.stop]
-        # No op that applies a reply reads a momentum, which has to be of a momentum's dtype.
+        # Without a gradient no momentum is read, but it has to be of the dtype of one.
         momentum = values if values.dtype in _OF_MOMENTA else values.float()
         return Segment(place, values, None, momentum, coefficients)
 
@@ -279,3 +279,20 @@ class Replica:
         except IndexError as error:
             raise ReplayError("a reply is on parameters that this worker lacks") from error
         return repack(BucketLayout(0, bucket.members, (), n_shards), slots)
+
+
+class HasParameters(Protocol):
+    """An optimizer, as both sides of a join see it."""
+
+    @property
+    def committed_step(self) -> int:
+        """Number of committed steps."""
+        ...
+
+    def list_all(self) -> list[Tensor]:
+        """List all parameters, in the order of their groups."""
+        ...
+
+    def make_replica(self) -> Replica:
+        """Make the replica of them that a newcomer writes while it catches up."""
+        ...

@@ -210,6 +210,7 @@ class Rendezvous:
         address: Host and port of the store.
         store: The keys of this run.
         memory: What this worker knows of the run.
+        pulse: The heartbeats of this worker.
         few: Text of the error where too few workers came.
         name: The run and its endpoint, in words.
 
@@ -246,7 +247,7 @@ class Rendezvous:
             make_gone_error=None if store_wait_s is not None else self._address.make_gone_error,
             name=f"the store of the crew at {endpoint}",
         )
-        self._connections = self._lifeline.connections
+        self._connections, self.pulse = self._lifeline.connections, self._lifeline.pulse
         self.store = SignedStore(self._connections.main, key, prefix=name_run(run_id))
         self._beating = SignedStore(self._connections.asked, key, prefix=name_run(run_id))
         if (took_s := time.monotonic() - began_s) > store_timeout_s:
@@ -366,7 +367,7 @@ class Rendezvous:
             epoch: The number of the epoch.
             place: This worker's place among its members.
         """
-        self._lifeline.pulse.begin(self._beating.at(name_epoch(epoch)).plain, place)
+        self.pulse.begin(self._beating.at(name_epoch(epoch)).plain, place)
 
     def begin_beating_inside(self, member: int, lane: int) -> SignedStore:
         """Show the other processes of a member from now on that this one runs.
@@ -379,17 +380,8 @@ class Rendezvous:
             The part of the store for these processes.
         """
         part = name_member(member)
-        self._lifeline.pulse.begin_inside(self._beating.at(part).plain, lane)
+        self.pulse.begin_inside(self._beating.at(part).plain, lane)
         return self.store.at(part)
-
-    def end_beating(self) -> None:
-        """Show no member that this worker runs, as it has left its epoch."""
-        self._lifeline.pulse.rest()
-
-    @property
-    def is_led(self) -> bool:
-        """True as long as some thread of this process may train."""
-        return self._lifeline.pulse.is_led
 
     def say_alive(self, word: str) -> None:
         """Show that a worker that has trained is alive."""

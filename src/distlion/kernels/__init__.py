@@ -1,11 +1,11 @@
 """Arithmetic on flat tensors: no state, no peers."""
 
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import FLOAT32_MAX, Coefficients, Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import FLOAT32_MAX, Coefficients, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.dispatch import check_denormals, choose_kernels
 from distlion.kernels.orthogonal import matrix_shape, orthogonalize
-from distlion.kernels.tally import VoteFormat, settle_tally, tally_votes
+from distlion.kernels.reference import Kernels
 
 __all__ = [
     "FLOAT32_MAX",
@@ -21,6 +21,4 @@ __all__ = [
     "choose_kernels",
     "matrix_shape",
     "orthogonalize",
-    "settle_tally",
-    "tally_votes",
 ]

@@ -70,7 +70,7 @@ class Coin:
         return Coin(mix(self.key), self.inverted)
 
     def word(self, w: int) -> int:
-        """Draw word ``w``, unsigned: the plain form of the kernel op ``coin``."""
+        """Draw word ``w``, unsigned, one by one; ops draw many words at once."""
         bits = mix(self.key + (w + 1) * GOLDEN)
         return bits ^ MASK if self.inverted else bits
 

@@ -1,6 +1,6 @@
-"""The C++ core: the ops of ``contract.py`` for tensors on the CPU, whole buckets per call.
+"""The C++ core: the ops of ``reference.py`` for tensors on the CPU, whole buckets per call.
 
-Bitwise identical to ``reference.py``, with every instruction set and number of threads, except for
+Bitwise identical to the plain ones, with every instruction set and number of threads, except for
 the bits of NaNs. Calls use up to ``torch.get_num_threads()`` threads and release the GIL. Its
 source is in ``csrc/``.
 """
@@ -17,6 +17,7 @@ from distlion.errors import InvalidArgumentError, KernelBackendError
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, FrameFormat, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
+from distlion.kernels.reference import Kernels
 from distlion.layout import Slot
 
 try:
@@ -33,7 +34,7 @@ INSTRUCTION_SETS: tuple[str, ...] = tuple(instruction_sets())
 """Instruction sets that this machine runs, the most basic first."""
 
 
-class CpuKernels:
+class CpuKernels(Kernels):
     """The ops for one instruction set.
 
     Args:
@@ -59,11 +60,6 @@ class CpuKernels:
         if isinstance(segments, _Gathered):
             return segments.table
         return self._core.read_segments(segments)
-
-    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
-        out = torch.empty(n_words, dtype=torch.int64, device=device)
-        self._core.coin(coin.key, coin.inverted, first_word, out)
-        return out
 
     def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
         finite = _make_flags(segments)
@@ -230,31 +226,18 @@ class CpuKernels:
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        arguments = (reply_format.value, _draws(rounding), True, torch.get_num_threads())
+        arguments = (reply_format.value, _draws(rounding), torch.get_num_threads())
         self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
-        note_writes(segments, present, param=True, exp_avg=True)
-
-    def apply_reply(
-        self,
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        reply: Tensor,
-        *,
-        reply_format: ReplyFormat,
-        rounding: Coin | None,
-    ) -> None:
-        arguments = (reply_format.value, _draws(rounding), False, torch.get_num_threads())
-        self._core.commit(self._table(segments), present, reply.contiguous(), *arguments)
-        note_writes(segments, present, param=True, exp_avg=False)
+        note_writes(segments, present)
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
         self._core.update_momentum(self._table(segments), present, torch.get_num_threads())
-        note_writes(segments, present, param=False, exp_avg=True)
+        note_writes(segments, present, param=False)
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         self._core.step_alone(self._table(segments), _draws(rounding), torch.get_num_threads())
         moved = [segment.grad is not None for segment in segments]
-        note_writes(segments, moved, param=True, exp_avg=True)
+        note_writes(segments, moved)
 
     def add_outer_momentum(
         self,
@@ -339,9 +322,7 @@ def _is_bfloat16(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16
 
 
-def note_writes(
-    segments: Sequence[Segment], present: Sequence[int], *, param: bool, exp_avg: bool
-) -> None:
+def note_writes(segments: Sequence[Segment], present: Sequence[int], *, param: bool = True) -> None:
     """Tell autograd of writes, as it refuses to differentiate through changed tensors."""
     written: list[Tensor] = []
     for index, segment in enumerate(segments):
@@ -349,6 +330,6 @@ def note_writes(
             continue
         if param:
             written.append(segment.param)
-        if exp_avg and segment.grad is not None:
+        if segment.grad is not None:
             written.append(segment.exp_avg)
     torch.autograd.graph.increment_version(written)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import KernelBackendError
-from distlion.kernels import reference
-from distlion.kernels.contract import Kernels
+from distlion.kernels.reference import Kernels
 
 if TYPE_CHECKING:
     from distlion.kernels.cpu import Makes
@@ -24,6 +23,9 @@ ENVIRONMENT_VARIABLE = "DISTLION_KERNELS"
 
 AVAILABLE = {"cpu": ("cpu", "reference", "triton"), "cuda": ("triton", "reference")}
 """Backends for each type of device, the default first. Other types have plain torch only."""
+
+PLAIN = Kernels()
+"""The ops in plain torch, which define the correct results."""
 
 
 def choose_kernels(device: torch.device) -> Kernels:
@@ -50,7 +52,7 @@ def choose_kernels(device: torch.device) -> Kernels:
         )
     if wanted == "triton":
         return _load_triton(device.type)
-    return _load_core() if wanted == "cpu" else cast(Kernels, reference)
+    return _load_core() if wanted == "cpu" else PLAIN
 
 
 @functools.cache

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import Coefficients, Kernels, ReplyFormat, Segment
-from distlion.kernels.feedback import FLOAT_PLANES
+from distlion.kernels.contract import FLOAT_PLANES, Coefficients, ReplyFormat, Segment
+from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS
 
 QUINTIC = (3.4445, -4.7750, 2.0315)

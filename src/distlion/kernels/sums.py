@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import ReplyFormat
+from distlion.kernels.contract import ReplyFormat, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
 from distlion.kernels.words import Run, coin_bits, cut_runs, interleave, split_planes
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 

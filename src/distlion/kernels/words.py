@@ -14,6 +14,8 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, Slot, coun
 
 # Number of elements widened at a time; whole blocks.
 CHUNK_ELEMENTS = 1 << 20
+LOTS = 1 << 16
+"""Number of values that a lot may have."""
 
 # Integers modulo 2^64, held in int64, whose sums and products wrap around.
 
@@ -89,6 +91,14 @@ def coin_bits(drawn: Coin, place: Slot | Run, *, device: torch.device) -> Tensor
     return skip_bits(words, place.first_bit)
 
 
+def draw_lots(lot: Coin, slot: Slot, *, device: torch.device) -> Tensor:
+    """Draw a number from 0 to 65,535 for each element of a slot: (n,) int32."""
+    first, skipped = divmod(slot.first_word * WORD_ELEMENTS + slot.first_bit, 4)
+    n_words = -(-(skipped + slot.n_elements) // 4)
+    lanes = draw_words(lot, first, n_words, device=device).view(torch.int16)
+    return (lanes[skipped : skipped + slot.n_elements].int() + LOTS) % LOTS
+
+
 # Blocks of 4,096 elements.
 
 
@@ -113,6 +123,37 @@ def mean_by_halving(blocks: Tensor, n_elements: int) -> Tensor:
     counts = torch.full_like(sums, float(SCALE_BLOCK_ELEMENTS))
     counts[-1:] = n_elements - (blocks.shape[0] - 1) * SCALE_BLOCK_ELEMENTS
     return (sums / counts).float()
+
+
+def tree_sum(sizes: Tensor) -> Tensor:
+    """Add (n,) float32 in double, by halving; () float64."""
+    sums = sizes.double()
+    while sums.numel() > 1:
+        sums = sum_by_halving(cut_blocks(sums))
+    return sums[0]
+
+
+def tree_mean(sizes: Tensor, count: int | Tensor) -> Tensor:
+    """Add (n,) float32 in double, by halving; divide by ``count``; () float32."""
+    return (tree_sum(sizes) / count).float()
+
+
+def word_range(slot: Slot) -> slice:
+    """Return the range of a slot's words in its bucket."""
+    return slice(slot.bucket_word, slot.bucket_word + slot.n_words)
+
+
+def element_range(slot: Slot) -> slice:
+    """Return the range of a slot's elements in its bucket, padding counted."""
+    start = slot.bucket_word * WORD_ELEMENTS
+    return slice(start, start + slot.n_elements)
+
+
+def read_steps(planes: Tensor, n_elements: int, scales: Tensor) -> Tensor:
+    """Read q of each element of one parameter, (n,) float32, from (planes, words)."""
+    bits = unpack(planes, n_elements)
+    sizes = scales[0] if len(bits) == 1 else torch.where(bits[1] != 0, scales[1], scales[0])
+    return torch.where(bits[0] != 0, sizes, -sizes)
 
 
 @dataclass(frozen=True)
@@ -166,7 +207,7 @@ def cut_runs(
 
 
 def digest_bits(tensor: Tensor) -> Tensor:
-    """Digest the bits of a tensor as defined in ``contract.Kernels.digests``: () int64."""
+    """Digest the bits of a tensor as defined in ``reference.Kernels.digests``: () int64."""
     unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
     mask = (1 << 8 * tensor.element_size()) - 1
     flat = tensor.view(-1)

@@ -1,9 +1,5 @@
 """Optimizers that vote after several local steps."""
 
-from distlion.local.arguments import check_every_steps
 from distlion.local.local_steps import LocalSteps
 
-__all__ = [
-    "LocalSteps",
-    "check_every_steps",
-]
+__all__ = ["LocalSteps"]

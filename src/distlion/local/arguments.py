@@ -9,19 +9,6 @@ from distlion.step.agreement import Agreement
 from distlion.step.arguments import check_record
 
 
-def check_every_steps(every: object) -> int:
-    """Check H, the steps between votes, and return it.
-
-    Raises:
-        InvalidArgumentError, UnsupportedTypeError: It is not an integer, or less than 1.
-    """
-    if not isinstance(every, int) or isinstance(every, bool):
-        raise UnsupportedTypeError(f"every={every!r}: expected an integer")
-    if every < 1:
-        raise InvalidArgumentError(f"every={every}: expected 1 or more steps between votes")
-    return every
-
-
 def check_agreement(agreement: Agreement) -> Agreement:
     """Check that nobody is left out of votes on deltas, and return the record.
 

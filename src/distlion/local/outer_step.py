@@ -13,7 +13,7 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
 from distlion.kernels.dispatch import choose_kernels
 from distlion.step.alone import check_finite, gather_alone
-from distlion.step.arguments import check_number
+from distlion.step.arguments import check_number, check_positive
 from distlion.step.bucket import abstain
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import describe_problem
@@ -46,8 +46,7 @@ class OuterStep:
     nesterov: bool
 
     def __post_init__(self) -> None:
-        if not check_number("outer_lr", self.lr) > 0:
-            raise InvalidArgumentError(f"outer_lr={self.lr}: expected a number above 0")
+        check_positive("outer_lr", self.lr)
         if not 0 <= check_number("outer_momentum", self.momentum) < 1:
             raise InvalidArgumentError(f"outer_momentum={self.momentum}: expected it in [0, 1)")
         if not isinstance(self.nesterov, bool):

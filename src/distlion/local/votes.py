@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
-from distlion.local.arguments import check_every_steps, find_common_device
+from distlion.local.arguments import find_common_device
 from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import (
@@ -23,6 +23,7 @@ from distlion.local.pairs import (
 from distlion.local.period import LocalPeriod
 from distlion.optim.arguments import label_params
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.step.arguments import check_count
 from distlion.step.gradients import UseWatch
 from distlion.step.outcome import describe_problem
 from distlion.step.shard_pieces import ShardPieces
@@ -76,7 +77,8 @@ class LocalVotes:
         make: Callable[..., DistributedLion] = DistributedLion.with_stages,
         **options: Any,
     ) -> None:
-        self._inner, self.every = inner, check_every_steps(every)
+        check_count("every", every)
+        self._inner, self.every = inner, every
         self._is_plain = outer.is_plain
         self.period = LocalPeriod()
         self._abstains = False

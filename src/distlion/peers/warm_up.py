@@ -74,10 +74,10 @@ def _launch_all(
         kernels.update_momentum(segments, [1])
     n_bytes = vote.shape.n_shards * vote.shape.reply_bytes
     reply = vote.read_reply(torch.zeros(n_bytes, dtype=torch.uint8, device="cpu"))
-    moves = [(kernels.commit, segments)]
+    moves: list[Sequence[Segment]] = [segments]
     if is_split:  # the parts of other ranks come without a momentum
-        bare = segments[0]._replace(exp_avg=torch.zeros_like(param, dtype=torch.float32))
-        moves.append((kernels.apply_reply, [bare]))
-    for op, moved in moves:
+        exp_avg = torch.zeros_like(param, dtype=torch.float32)
+        moves.append([segments[0]._replace(grad=None, exp_avg=exp_avg)])
+    for moved in moves:
         there = bring_up(reply, part.device)
-        op(moved, [1], there, reply_format=part.rule.reply_format, rounding=rounding)
+        kernels.commit(moved, [1], there, reply_format=part.rule.reply_format, rounding=rounding)

@@ -1,7 +1,7 @@
 """One step of voting workers, and its optional parts."""
 
 from distlion.step.agreement import Agreement
-from distlion.step.arguments import check_choice, check_number
+from distlion.step.arguments import check_choice, check_count, check_number
 from distlion.step.diagnostics import Diagnosis
 from distlion.step.momentum import MomentumSync
 from distlion.step.precision import Precision
@@ -18,5 +18,6 @@ __all__ = [
     "Timeouts",
     "Traffic",
     "check_choice",
+    "check_count",
     "check_number",
 ]

@@ -49,7 +49,7 @@ class Agreement:
     on_disagreement: Literal["warn", "exclude"] = "warn"
 
     def __post_init__(self) -> None:
-        check_count("Agreement.every", self.every)
+        check_count("Agreement.every", self.every, or_none=True)
         check_choice("Agreement.on_disagreement", self.on_disagreement, ("warn", "exclude"))
         if self.excludes and self.every is None:
             raise InvalidArgumentError(

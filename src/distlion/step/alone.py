@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from distlion.errors import SparseGradientError, StepError
 from distlion.failures import SPARSE_WORDS, Status
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import Coefficients, Kernels, Segment
+from distlion.kernels.contract import Coefficients, Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.kernels.orthogonal import step_alone_orthogonal
+from distlion.kernels.reference import Kernels
 from distlion.step.bucket import abstain
 from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.param import VotingParam, make_segments, take_gradients

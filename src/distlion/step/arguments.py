@@ -79,19 +79,20 @@ def check_positive(name: str, value: float) -> None:
         raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
 
 
-def check_count(name: str, value: object) -> None:
-    """Check a number of steps or elements, or None.
+def check_count(name: str, value: object, *, or_none: bool = False) -> None:
+    """Check a number of steps, ranks or elements.
 
     Raises:
         UnsupportedTypeError: It is not an integer.
         InvalidArgumentError: It is below 1.
     """
-    if value is None:
+    if value is None and or_none:
         return
+    or_what = ", or None" if or_none else ""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UnsupportedTypeError(f"{name}={value!r}: expected an integer or None")
+        raise UnsupportedTypeError(f"{name}={value!r}: expected an integer{or_what}")
     if value < 1:
-        raise InvalidArgumentError(f"{name}={value}: expected 1 or more, or None")
+        raise InvalidArgumentError(f"{name}={value}: expected 1 or more{or_what}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -102,7 +103,8 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         )
 
 
-def check_record(name: str, value: object, kind: type) -> None:
+def check_record(name: str, value: object, kind: type, *, or_none: bool = False) -> None:
     """Raise UnsupportedTypeError unless ``value`` is a record of this kind."""
-    if not isinstance(value, kind):
-        raise UnsupportedTypeError(f"{name}={value!r}: expected {kind.__name__}(...)")
+    if not isinstance(value, kind) and not (value is None and or_none):
+        or_what = ", or None" if or_none else ""
+        raise UnsupportedTypeError(f"{name}={value!r}: expected {kind.__name__}(...){or_what}")

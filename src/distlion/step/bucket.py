@@ -13,7 +13,8 @@ from distlion import faults
 from distlion.errors import DeviceError, GradientChangedError, InvalidArgumentError
 from distlion.failures import Status
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import Coefficients, Kernels, Segment
+from distlion.kernels.contract import Coefficients, Segment
+from distlion.kernels.reference import Kernels
 from distlion.layout import BucketLayout
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.gradients import digest_gradients, look_at_gradients
@@ -452,7 +453,7 @@ class _StateImport:
         n_shards = votes.shape[1] // shape.vote_bytes
         return torch.zeros(n_shards * shape.reply_bytes, dtype=torch.uint8, device="cpu")
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         return present.sum(0)
 
 

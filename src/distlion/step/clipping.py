@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import UnsupportedTypeError
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.step.alone import ClipAlone
-from distlion.step.arguments import check_positive
+from distlion.step.arguments import check_choice, check_positive
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import NoteNorm, StepInputs
 from distlion.step.stage import Replied, Stage, Surroundings
@@ -62,10 +62,7 @@ class ClipNorm:
         if isinstance(self.max_norm, bool) or not isinstance(self.max_norm, int | float):
             raise UnsupportedTypeError(f"ClipNorm(max_norm={self.max_norm!r}): expected a number")
         check_positive("ClipNorm.max_norm", self.max_norm)
-        if self.scope not in ("worker", "global"):
-            raise InvalidArgumentError(
-                f"ClipNorm(scope={self.scope!r}): expected 'worker' or 'global'"
-            )
+        check_choice("ClipNorm.scope", self.scope, ("worker", "global"))
 
 
 def plan_norms(n_workers: int) -> ByteCount:

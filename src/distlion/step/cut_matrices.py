@@ -13,13 +13,14 @@ from torch import Tensor
 
 from distlion.errors import DeviceError
 from distlion.failures import Status
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import Segment
 from distlion.kernels.orthogonal import (
     compute_direction,
     give_direction,
     list_batches,
     orthogonalize_batch,
 )
+from distlion.kernels.reference import Kernels
 from distlion.layout import ChunkShape, pad_bytes
 from distlion.step.inputs import StepInputs
 from distlion.step.staging import bring_down, bring_up, name_failure

@@ -18,7 +18,8 @@ from distlion.errors import (
     UnusedParametersWarning,
 )
 from distlion.kernels.coin import mix
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import Segment
+from distlion.kernels.reference import Kernels
 from distlion.step.param import VotingParam
 from distlion.wire.pattern import Reply
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import Segment
+from distlion.kernels.reference import Kernels
 from distlion.layout import FLOAT_BYTES, BucketShape, shape_momenta
+from distlion.step.arguments import check_count
 from distlion.step.bucket import Bucket, run_all
 from distlion.step.param import VotingParam
 from distlion.step.stage import Replied, Stage, Surroundings
@@ -61,10 +63,7 @@ class MomentumSync:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, int) or isinstance(self.every, bool):
-            raise UnsupportedTypeError(f"MomentumSync(every={self.every!r}): expected an integer")
-        if self.every < 1:
-            raise InvalidArgumentError(f"MomentumSync(every={self.every}): expected 1 or more")
+        check_count("MomentumSync.every", self.every)
         if self.dtype not in SYNC_DTYPES:
             raise InvalidArgumentError(
                 f"MomentumSync(dtype={self.dtype}): expected torch.float32 or torch.bfloat16"
@@ -197,7 +196,7 @@ class MomentumRows:
         # By a tensor: for a number, some backends multiply by the reciprocal.
         return total.div_(total.new_tensor(len(rows))).view(-1).view(torch.uint8)
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         """Count the workers that sent each part."""
         return present.sum(0)
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.errors import InvalidArgumentError
 from distlion.failures import Status
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, Segment
 from distlion.layout import BucketLayout, Slot, shape_node
+from distlion.step.arguments import check_count
 from distlion.step.bucket import Bucket
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.param import ALONE, Copies, VotingParam
@@ -54,15 +55,7 @@ class Nodes:
     ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
-        given = self.ranks_per_node
-        if given is None:
-            return
-        if not isinstance(given, int) or isinstance(given, bool):
-            raise UnsupportedTypeError(
-                f"Nodes(ranks_per_node={given!r}): expected an integer or None"
-            )
-        if given < 1:
-            raise InvalidArgumentError(f"Nodes(ranks_per_node={given}): expected 1 or more")
+        check_count("Nodes.ranks_per_node", self.ranks_per_node, or_none=True)
 
     def resolve(self, world_size: int) -> int:
         """Return the number of ranks of a node.

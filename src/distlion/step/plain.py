@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distlion.kernels import Coefficients, Coins, Kernels, Segment, reference
+from distlion.kernels import Coefficients, Coins, Kernels, Segment
 from distlion.layout import BucketLayout, place_parameters, repack
 from distlion.votes import BucketVote, Roster, make_worker_state
 
-_PLAIN, _HOST = cast(Kernels, reference), torch.device("cpu")
+_PLAIN, _HOST = Kernels(), torch.device("cpu")
 
 
 class PlainLion(torch.optim.Optimizer):

@@ -31,5 +31,5 @@ class Replicas:
     on_mismatch: Literal["raise", "repair"] = "raise"
 
     def __post_init__(self) -> None:
-        check_count("Replicas.check_every", self.check_every)
+        check_count("Replicas.check_every", self.check_every, or_none=True)
         check_choice("Replicas.on_mismatch", self.on_mismatch, ("raise", "repair"))

@@ -45,19 +45,12 @@ class Settings:
             raise UnsupportedTypeError(
                 f"exchange={self.exchange!r}: expected 'auto', or one of {list_patterns()}"
             )
-        if self.nodes is not None and not isinstance(self.nodes, Nodes):
-            raise UnsupportedTypeError(
-                f"nodes={self.nodes!r}: expected Nodes(ranks_per_node=...) or None"
-            )
-        if self.momentum_sync is not None and not isinstance(self.momentum_sync, MomentumSync):
-            raise UnsupportedTypeError(
-                f"momentum_sync={self.momentum_sync!r}: expected MomentumSync(every=...) or None"
-            )
+        check_record("nodes", self.nodes, Nodes, or_none=True)
+        check_record("momentum_sync", self.momentum_sync, MomentumSync, or_none=True)
         self._check_momenta_travel()
         if self.overlap != "auto" and not isinstance(self.overlap, bool):
             raise UnsupportedTypeError(f"overlap={self.overlap!r}: expected True, False or 'auto'")
-        if self.clip_norm is not None and not isinstance(self.clip_norm, ClipNorm):
-            raise UnsupportedTypeError(f"clip_norm={self.clip_norm!r}: expected ClipNorm(...)")
+        check_record("clip_norm", self.clip_norm, ClipNorm, or_none=True)
         if self.overlap and self.clip_norm is not None:
             raise InvalidArgumentError(
                 "clip_norm= needs all gradients before the first vote, and "
@@ -69,7 +62,7 @@ class Settings:
         check_record("precision", self.precision, Precision)
         check_record("timeouts", self.timeouts, Timeouts)
         self._check_exclusion()
-        check_count("bucket_elements", self.bucket_elements)
+        check_count("bucket_elements", self.bucket_elements, or_none=True)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UnsupportedTypeError(f"seed={self.seed!r}: expected an integer")
         if not 0 <= self.seed < 1 << 64:
@@ -161,7 +154,7 @@ class Settings:
                 "workers that count alike. Expected one of them. Use scope='worker'"
             )
         pattern = self.exchange
-        if weight > 1 and isinstance(pattern, Exchange) and not pattern.counts_weights:
+        if weight > 1 and isinstance(pattern, Exchange) and pattern.counts_in_parts:
             return (
                 f"weight={weight} and exchange={pattern!r}, which adds votes that count alike. "
                 "Expected one of them. Use exchange=AllReduce()"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from distlion.step.param import VotingParam, make_segments
 from distlion.votes.bucket_vote import BucketCount
 from distlion.votes.roster import Roster
 from distlion.wire.frame import Header
-from distlion.wire.memory import connect_in_memory
 from distlion.wire.pattern import Exchange, Exchanging, Reply
+from distlion.wire.transport import Transport
 from distlion.wire.verdict import Verdict
 
 
@@ -56,6 +56,14 @@ def take_rows(params: Sequence[VotingParam], worker: int) -> list[VotingParam]:
         )
         for param in params
     ]
+
+
+@dataclass(frozen=True)
+class _NoWire:
+    """What a bucket reads of its link: where votes are counted, and for whom bytes are planned."""
+
+    wire_device: torch.device
+    rank: int
 
 
 class Side(Bucket):
@@ -120,8 +128,7 @@ class VirtualBucket(Bucket):
             for position, slot in zip(layout.members, layout.slots, strict=True)
         ]
         rule, _, device = members[0].kind
-        link = connect_in_memory(roster.n_voters)[-1]
-        link.wire_device = device  # votes do not travel
+        link = cast(Transport, _NoWire(device, roster.n_voters - 1))
         # A vote for each worker, and one that counts: workers note their state before that.
         whole, *sides = (
             (layout, take_rows(members, worker), rule.start(layout, roster), pattern, device)

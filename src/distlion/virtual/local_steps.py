@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError
-from distlion.local.arguments import check_agreement, check_every_steps
+from distlion.local.arguments import check_agreement
 from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
 from distlion.step.agreement import Agreement
-from distlion.step.arguments import refusing_former
+from distlion.step.arguments import check_count, refusing_former
 from distlion.step.traffic import Traffic
 from distlion.virtual.cluster import VirtualCluster
 from distlion.votes.aggregation import Aggregation
@@ -100,7 +100,8 @@ class VirtualLocalSteps:
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
         self._stage = [param for _, param in named]
         self._names = [name or f"parameter {place}" for place, (name, _) in enumerate(named)]
-        self._every = check_every_steps(every)
+        check_count("every", every)
+        self._every = every
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._make_inner, own = make_inner, self._copy_params()
         inner = check_inner(make_inner(own))

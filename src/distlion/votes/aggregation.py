@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.layout import BucketLayout, BucketShape, bucket_of_one
 from distlion.votes.bucket_vote import BucketVote
 from distlion.votes.roster import Roster
@@ -77,7 +77,7 @@ class Aggregation(ABC):
             vote_planes=self.vote_planes,
             reply_planes=self.reply_planes(n_votes),
             has_counts=self.reply_format is ReplyFormat.COUNT,
-            has_tally=self.vote_format.has_partial_sums,
+            has_partial_sums=self.vote_format.has_partial_sums,
             n_scales=self.n_scales,
             n_reply_scales=self.n_reply_scales,
         )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.votes.aggregation import Aggregation
 
 
@@ -28,20 +28,12 @@ class Average(Aggregation):
         the coin of its worker.
     """
 
-    @property
-    def vote_planes(self) -> int:
-        return 1
+    vote_planes = 1
+    vote_format = VoteFormat.LEVEL
+    reply_format = ReplyFormat.COUNT
 
     def reply_planes(self, n_votes: int) -> int:
         return n_votes.bit_length()
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.LEVEL
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.COUNT
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import FLOAT_PLANES, Segment
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.feedback import FLOAT_PLANES
 from distlion.kernels.orthogonal import orthogonalize_directions
+from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, BucketShape
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
-from distlion.votes.tally import RuleTally
+from distlion.votes.sums import RuleSums
 
 if TYPE_CHECKING:
     from distlion.votes.aggregation import Aggregation
@@ -126,12 +126,12 @@ class BucketVote:
         self.rule.count(kernels, cast, coins, out=out)
         return out.view(-1).view(torch.uint8)
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Return the number of votes of each parameter for ``apply``, (n_params,) int64.
+    def count_present(self, present: Tensor) -> Tensor:
+        """Return the number of votes of each parameter for ``commit``, (n_params,) int64.
 
         Arguments are those of ``Roster.weigh``.
         """
-        return self.roster.weigh(present, rows).sum(0)
+        return self.roster.weigh(present).sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         """Read a reply's bytes, without padding after them: (blocks, planes, 8) int64."""
@@ -172,8 +172,7 @@ class BucketVote:
             payload: As for ``read_reply``, on the parameters' device.
             rounding: The coin of stochastic rounding; None to round to nearest.
         """
-        reply = self.read_reply(payload)
-        kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
+        self.apply(kernels, segments, present, payload, rounding)
         if not all(present):
             # Momenta of a worker that is left out move too where nobody else has a vote.
             kernels.update_momentum(segments, [not n_votes for n_votes in present])
@@ -187,11 +186,12 @@ class BucketVote:
         payload: Tensor,
         rounding: Coin | None,
     ) -> None:
-        """Apply a reply's bytes, as ``commit`` does, to parameters with momenta elsewhere."""
+        """Apply a reply's bytes, and move the momenta of segments with a gradient.
+
+        Arguments are those of ``commit``. Momenta that are elsewhere need no more.
+        """
         reply = self.read_reply(payload)
-        kernels.apply_reply(
-            segments, present, reply, reply_format=self.reply_format, rounding=rounding
-        )
+        kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
 
     def note(self) -> None:
         """Make the drafted state current, because the step was committed."""
@@ -220,7 +220,7 @@ class BucketVote:
         """Sizes of the result of ``export_state``, as if it were a vote."""
         planes = FLOAT_PLANES * len(self.rule.worker_state)
         return self.bucket.shape(
-            vote_planes=planes, reply_planes=1, has_counts=False, has_tally=False
+            vote_planes=planes, reply_planes=1, has_counts=False, has_partial_sums=False
         )
 
     def import_states(self, told: Tensor) -> None:
@@ -250,19 +250,18 @@ class BucketCount:
     coins: Coins
 
     @property
-    def parts(self) -> RuleTally | None:
+    def parts(self) -> RuleSums | None:
         """The count in parts; None for rules that have none."""
         vote = self.vote
-        if vote.shape.tally_bytes is None:
+        if vote.shape.plane_bytes is None:
             return None
-        roster = vote.roster
-        return RuleTally(vote.rule, vote.bucket, self.coins, roster.n_votes, roster)
+        return RuleSums(vote.rule, vote.bucket, vote.roster, self.coins)
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         """Count the votes of each parameter; arguments as for ``BucketVote.count_present``."""
         if not self.vote.is_weighted:
             return present.sum(0)
-        return self.vote.count_present(present, rows)
+        return self.vote.count_present(present)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes; arguments as for ``BucketVote.count``."""

@@ -31,8 +31,6 @@ class EstimateVote(FeedbackVote):
         worker, moves by two scales.
     """
 
-    bits: int = 1
+    n_reply_scales = 1
 
-    @property
-    def n_reply_scales(self) -> int:
-        return 1
+    bits: int = 1

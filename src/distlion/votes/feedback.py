@@ -12,10 +12,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
-from distlion.kernels.counting import BlockVotes
-from distlion.kernels.feedback import count_estimates
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
+from distlion.kernels.counting import BlockVotes, count_estimates
+from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState
@@ -59,6 +58,9 @@ class FeedbackVote(Aggregation):
         worker's coin decides, where the sum is exactly 0 a common coin.
     """
 
+    vote_format = VoteFormat.STEP
+    reply_format = ReplyFormat.SIGN
+
     worker_state: ClassVar[tuple[str, ...]] = (_ESTIMATE,)
 
     bits: int = 2
@@ -76,14 +78,6 @@ class FeedbackVote(Aggregation):
 
     def reply_planes(self, n_votes: int) -> int:
         return 1
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.STEP
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.SIGN
 
     @property
     def n_scales(self) -> int:
@@ -105,7 +99,7 @@ class FeedbackVote(Aggregation):
         ``votes`` are 32 planes of float32 values: the estimates of all workers, or their sum in
         rank order as a single row.
         """
-        count_estimates(kernels.sum_directions, votes, coins.tie, out=out)
+        count_estimates(kernels, votes, coins.tie, out=out)
 
 
 class FeedbackBucket(ScalingVote):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.votes.aggregation import Aggregation
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -34,6 +34,9 @@ class FullPrecision(Aggregation):
         InvalidArgumentError: ``dtype`` is neither.
     """
 
+    vote_format = VoteFormat.DIRECTION
+    reply_format = ReplyFormat.TERNARY
+
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -48,14 +51,6 @@ class FullPrecision(Aggregation):
 
     def reply_planes(self, n_votes: int) -> int:
         return 2
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.DIRECTION
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.TERNARY
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.votes.aggregation import Aggregation
 
 
@@ -37,6 +37,9 @@ class MajorityVote(Aggregation):
         steps.
     """
 
+    vote_planes = 1
+    vote_format = VoteFormat.LEVEL
+
     tie: Literal["random", "zero"] = "random"
 
     def __post_init__(self) -> None:
@@ -45,16 +48,8 @@ class MajorityVote(Aggregation):
                 f"MajorityVote(tie={self.tie!r}): expected 'random' or 'zero'"
             )
 
-    @property
-    def vote_planes(self) -> int:
-        return 1
-
     def reply_planes(self, n_votes: int) -> int:
         return 1 if self.tie == "random" else 2
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.LEVEL
 
     @property
     def reply_format(self) -> ReplyFormat:

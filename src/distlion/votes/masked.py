@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.votes.aggregation import Aggregation
 
 
@@ -43,22 +43,17 @@ class MaskedVote(Aggregation):
         place after every second step. A single worker takes Lion's step.
     """
 
+    vote_planes = 2
+    vote_format = VoteFormat.PAIR
+
     tie: Literal["zero", "random"] = "zero"
 
     def __post_init__(self) -> None:
         if self.tie not in ("zero", "random"):
             raise InvalidArgumentError(f"MaskedVote(tie={self.tie!r}): expected 'zero' or 'random'")
 
-    @property
-    def vote_planes(self) -> int:
-        return 2
-
     def reply_planes(self, n_votes: int) -> int:
         return 1 if self.tie == "random" else 2
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.PAIR
 
     @property
     def reply_format(self) -> ReplyFormat:

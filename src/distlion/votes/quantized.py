@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import FLOAT32_MAX, Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import FLOAT32_MAX, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.votes.aggregation import Aggregation
 
 MAX_BITS = 8
@@ -50,6 +50,9 @@ class QuantizedVote(Aggregation):
         Ties and directions of exactly 0 take the coins of ``MajorityVote``.
     """
 
+    vote_format = VoteFormat.LEVEL
+    reply_format = ReplyFormat.SIGN
+
     bits: int = 4
     norm: Literal["l1", "linf"] = "l1"
     step: float | None = None
@@ -82,14 +85,6 @@ class QuantizedVote(Aggregation):
 
     def reply_planes(self, n_votes: int) -> int:
         return 1
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.LEVEL
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.SIGN
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor

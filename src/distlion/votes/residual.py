@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import Segment
 from distlion.kernels.counting import BlockVotes
+from distlion.kernels.reference import Kernels
 from distlion.layout import BucketLayout
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.feedback import FeedbackVote
@@ -50,13 +51,11 @@ class ResidualVote(FeedbackVote):
         its worker's coin decides, where the sum is exactly 0 a common coin.
     """
 
+    n_reply_scales = 1
+
     worker_state: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
 
     bits: int = 1
-
-    @property
-    def n_reply_scales(self) -> int:
-        return 1
 
     def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         return _ResidualBucket(self, bucket, roster)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -112,26 +111,24 @@ class Roster:
         rows = enumerate(self.weights)
         return tuple(row for row, weight in rows for _ in range(weight))
 
-    def weigh(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def weigh(self, present: Tensor) -> Tensor:
         """Return the number of times that each vote counts.
 
         Args:
             present: (voters, n_params) bool on the CPU: the votes cast for each parameter.
-            rows: The rows of these voters; None for all voters.
 
         Returns:
             ``present`` itself where every vote counts once; else (voters, n_params) uint8.
 
         Raises:
-            InvalidArgumentError: It is not clear whose votes these are.
+            InvalidArgumentError: These are not the votes of all voters.
         """
         if not self.is_weighted:
             return present
-        weights = self.weights if rows is None else [self.weights[row] for row in rows]
-        if len(weights) != len(present):
+        if len(self.weights) != len(present):
             raise InvalidArgumentError(
-                f"{len(present)} votes are counted, and {len(weights)} weights are known. "
-                "Expected one each. A pattern that counts some votes must say whose they are"
+                f"{len(present)} votes are counted, and {len(self.weights)} weights are known. "
+                "Expected one each. A pattern must count weighted votes all at once"
             )
-        times = torch.tensor(weights, dtype=torch.uint8, device="cpu")
+        times = torch.tensor(self.weights, dtype=torch.uint8, device="cpu")
         return present.to(torch.uint8) * times[:, None]

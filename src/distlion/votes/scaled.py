@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import FLOAT32_MAX, Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import FLOAT32_MAX, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS, FLOAT_BYTES, WORD_ELEMENTS, BucketLayout, Slot
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState
@@ -42,7 +42,7 @@ class ScalingVote(BucketVote):
             return
         # First, as a residual depends on the direction, and that on the momentum.
         self.note()
-        self._move(kernels.commit, segments, present, payload, rounding)
+        self.apply(kernels, segments, present, payload, rounding)
 
     def apply(
         self,
@@ -55,17 +55,6 @@ class ScalingVote(BucketVote):
         if not self.shape.reply_scales_bytes:
             super().apply(kernels, segments, present, payload, rounding)
             return
-        self._move(kernels.apply_reply, segments, present, payload, rounding)
-
-    def _move(
-        self,
-        op: Callable[..., None],
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        payload: Tensor,
-        rounding: Coin | None,
-    ) -> None:
-        """Apply a reply by ``commit`` or ``apply_reply``, with the scale of each shard."""
         scales = self.read_scales(payload).tolist()
         pieces, voted = [], []
         for shard, cuts in enumerate(self.bucket.cuts):
@@ -73,7 +62,7 @@ class ScalingVote(BucketVote):
                 pieces.append(_take_piece(segments[index], slot, scales[shard][index]))
                 voted.append(present[index])
         reply = self.read_reply(payload)
-        op(pieces, voted, reply, reply_format=self.reply_format, rounding=rounding)
+        kernels.commit(pieces, voted, reply, reply_format=self.reply_format, rounding=rounding)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         if not self.shape.reply_scales_bytes:
@@ -211,27 +200,13 @@ class ScaledVote(Aggregation):
         a common coin breaks ties.
     """
 
-    @property
-    def vote_planes(self) -> int:
-        return 1
+    vote_planes = 1
+    vote_format = VoteFormat.STEP
+    reply_format = ReplyFormat.SIGN
+    n_scales = 1
+    n_reply_scales = 1
 
     def reply_planes(self, n_votes: int) -> int:
-        return 1
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.STEP
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.SIGN
-
-    @property
-    def n_scales(self) -> int:
-        return 1
-
-    @property
-    def n_reply_scales(self) -> int:
         return 1
 
     def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:

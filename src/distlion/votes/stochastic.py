@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, Segment
+from distlion.kernels.contract import Segment
+from distlion.kernels.reference import Kernels
 from distlion.votes.scaled import ScaledVote
 
 

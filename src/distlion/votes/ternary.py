@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from distlion.kernels.coin import Coins
-from distlion.kernels.contract import Kernels, ReplyFormat, Segment
+from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
-from distlion.kernels.tally import VoteFormat
+from distlion.kernels.reference import Kernels
 from distlion.votes.aggregation import Aggregation
 
 
@@ -27,20 +27,12 @@ class TernaryVote(Aggregation):
         are.
     """
 
-    @property
-    def vote_planes(self) -> int:
-        return 2
+    vote_planes = 2
+    vote_format = VoteFormat.TERNARY
+    reply_format = ReplyFormat.TERNARY
 
     def reply_planes(self, n_votes: int) -> int:
         return 2
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat.TERNARY
-
-    @property
-    def reply_format(self) -> ReplyFormat:
-        return ReplyFormat.TERNARY
 
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor

@@ -78,32 +78,29 @@ hosts with a core each, under network emulation. It takes more processor time
 (``Machine.bucket_s``), but part of it while the step waits for the link anyway."""
 
 
-def exchange_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel) -> float:
+def exchange_seconds(
+    pattern: Exchange, shape: BucketShape, link: LinkModel, *, both_ways: bool = False
+) -> float:
     """Predict the seconds of one bucket's exchange, by its busiest rank.
 
     Equation:
         T = rounds * latency_s + (messages - rounds) * message_s + 8 * bytes / rate_bit_per_s
         bytes: of the larger direction where a rank sends and receives at once over a full-duplex
         link, of both otherwise; exactly as ``pattern.plan`` declares them.
+
+    Args:
+        pattern: The pattern.
+        shape: Sizes of the bucket.
+        link: The link.
+        both_ways: Whether the busiest rank sends and receives at once in any case, as beside the
+            exchanges of other buckets.
     """
     if shape.n_shards == 1:
         return 0.0
-    return _busiest_seconds(pattern, shape, link, both_ways=pattern.cost(shape).both_ways)
-
-
-def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buckets: int) -> float:
-    """Predict the seconds of the exchanges of ``n_buckets`` equal buckets, with several under way.
-
-    While the replies of one bucket return, the votes of the next ones are sent.
-
-    Equation:
-        T = T_1 + (n - 1) T_n
-        T_1 is ``exchange_seconds``; T_n likewise, but with sending and receiving at once.
-    """
-    if shape.n_shards == 1:
-        return 0.0
-    further_s = _busiest_seconds(pattern, shape, link, both_ways=True)
-    return exchange_seconds(pattern, shape, link) + (n_buckets - 1) * further_s
+    both_ways = both_ways or pattern.cost(shape).both_ways
+    # The first rank may be special, as under ParameterServer; all others are alike.
+    ranks = (0, shape.n_shards - 1)
+    return max(_rank_seconds(pattern, shape, link, rank, both_ways=both_ways) for rank in ranks)
 
 
 def choose_exchange(shape: BucketShape, link: LinkModel, *, weighted: bool = False) -> Exchange:
@@ -115,14 +112,6 @@ def choose_exchange(shape: BucketShape, link: LinkModel, *, weighted: bool = Fal
     """
     able = [each for each in PATTERNS.values() if each.carries(shape, weighted=weighted)]
     return min(able, key=lambda pattern: exchange_seconds(pattern, shape, link))
-
-
-def _busiest_seconds(
-    pattern: Exchange, shape: BucketShape, link: LinkModel, *, both_ways: bool
-) -> float:
-    # The first rank may be special, as under ParameterServer; all others are alike.
-    ranks = (0, shape.n_shards - 1)
-    return max(_rank_seconds(pattern, shape, link, rank, both_ways=both_ways) for rank in ranks)
 
 
 def _rank_seconds(

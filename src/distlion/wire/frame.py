@@ -40,7 +40,8 @@ import torch
 from torch import Tensor
 
 from distlion.failures import Status
-from distlion.kernels.contract import CHECKSUM_BYTES, FrameFormat, Kernels
+from distlion.kernels.contract import CHECKSUM_BYTES, FrameFormat
+from distlion.kernels.reference import Kernels
 from distlion.layout import HEADER_BYTES, ChunkShape
 
 MAGIC = b"DLio"

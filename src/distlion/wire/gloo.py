@@ -251,12 +251,6 @@ class Gloo:
         sent = ByteCount(peers * n_bytes, peers * n_bytes, n_parts * peers)
         return GlooTransfer(self, start, sent, step=step, what="all-to-all")
 
-    def all_to_all_parts(
-        self, out: Tensor, parts: Tensor, sizes: list[int], *, step: int | None, what: str
-    ) -> GlooTransfer:
-        start = partial(self.process_group.alltoall_base, out, parts, sizes, sizes)
-        return GlooTransfer(self, start, ByteCount(), step=step, what=what)
-
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:
         # A ring is slow for chunks that cost little more than a round; large ones that went to all
         # at once would collide on the way to one receiver.

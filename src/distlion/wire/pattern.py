@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -24,52 +24,11 @@ It yields None where it has waited, or its transfer is not held; see ``Transfer`
 
 
 class PartialReducer(Protocol):
-    """A rule as seen by a pattern that passes on partial counts (a tree, a hierarchy).
+    """A rule as seen by a pattern that passes on partial sums (a tree, a hierarchy).
 
-    Votes of any workers can be counted separately: however they are split, ``combine`` of their
-    tallies and then ``settle`` give the reply of ``Reducer.reduce`` to all votes.
+    However votes are split, ``add_sums`` of their sums and then ``settle_sum`` give the reply of
+    ``Reducer.reduce`` to all votes.
     """
-
-    def tally(
-        self,
-        votes: Tensor,
-        present: Tensor,
-        first_shard: int,
-        rows: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Count the votes of some workers.
-
-        Args:
-            votes: As for ``Reducer.reduce``, of these workers.
-            present: Likewise.
-            first_shard: Likewise.
-            rows: Places of these workers in the link; None for all workers. A pattern that leaves
-                it out can count a part of the votes only if each counts once.
-
-        Returns:
-            (n_shards * tally_bytes,) uint8.
-
-        Raises:
-            InvalidArgumentError: Votes have weights, and their workers are not known.
-        """
-        ...
-
-    def combine(self, tallies: Tensor) -> Tensor:
-        """Add tallies, (parts, n_shards * tally_bytes) uint8, into one."""
-        ...
-
-    def settle(self, tally: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
-        """Turn the tally of all votes into the reply.
-
-        Args:
-            tally: (n_shards * tally_bytes,) uint8.
-            n_present: (n_params,) int64 on the CPU: number of votes for each parameter.
-            first_shard: The shard that ``tally`` begins with.
-
-        Returns:
-            (n_shards * reply_bytes,) uint8.
-        """
-        ...
 
     def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
         """Turn one worker's votes on all shards into a packed sum, of one vote.
@@ -80,6 +39,9 @@ class PartialReducer(Protocol):
 
         Returns:
             (n,) uint8, as many bytes as ``BucketShape.sum_chunk`` has beside the header.
+
+        Raises:
+            InvalidArgumentError: Votes have weights.
         """
         ...
 
@@ -88,7 +50,11 @@ class PartialReducer(Protocol):
         ...
 
     def settle_sum(self, total: Tensor, n_present: Tensor) -> Tensor:
-        """Turn the packed sum of all votes into the reply; ``n_present`` as for ``settle``.
+        """Turn the packed sum of all votes into the reply.
+
+        Args:
+            total: The sum.
+            n_present: (n_params,) int64 on the CPU: number of votes for each parameter.
 
         Returns:
             (n_shards * reply_bytes,) uint8.
@@ -101,7 +67,7 @@ class Reducer(Protocol):
 
     @property
     def parts(self) -> PartialReducer | None:
-        """The count in parts; None where ``BucketShape.tally_chunk`` refuses."""
+        """The count in parts; None where ``BucketShape.sum_chunk`` refuses."""
         ...
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
@@ -117,18 +83,14 @@ class Reducer(Protocol):
         """
         ...
 
-    def count_present(self, present: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    def count_present(self, present: Tensor) -> Tensor:
         """Count the votes that each parameter gets: a worker has as many as its weight.
 
         Args:
             present: (workers, n_params) bool on the CPU.
-            rows: As for ``PartialReducer.tally``.
 
         Returns:
             (n_params,) int64.
-
-        Raises:
-            InvalidArgumentError: As for ``PartialReducer.tally``.
         """
         ...
 
@@ -200,10 +162,7 @@ class Exchange(ABC):
     """
 
     counts_in_parts: ClassVar[bool] = False
-    """True if ranks pass on partial counts; votes of floats have none."""
-
-    counts_weights: ClassVar[bool] = True
-    """True if workers may have weights, so that a vote counts several times."""
+    """True if ranks pass on partial sums; votes of floats, or with weights, have none."""
 
     @abstractmethod
     def count_transfers(self, n_workers: int) -> int:
@@ -211,9 +170,7 @@ class Exchange(ABC):
 
     def carries(self, shape: BucketShape, *, weighted: bool = False) -> bool:
         """Return whether votes of such a bucket, perhaps with weights, can travel by it."""
-        if weighted and not self.counts_weights:
-            return False
-        return shape.tally_bytes is not None or not self.counts_in_parts
+        return not self.counts_in_parts or not (weighted or shape.plane_bytes is None)
 
     def check_carries(self, shape: BucketShape, rule: object) -> None:
         """Check that votes by a rule can travel by this pattern.

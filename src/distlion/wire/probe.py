@@ -1,56 +1,28 @@
-"""Measurement of the link between voters: together for the model, one by one to find slow ranks."""
+"""Measurement of the link between voters, all of them together."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
 from distlion.wire.cost import LinkModel
 from distlion.wire.transport import Transport
 
-_TINY_BYTES = 64
-_TINY_TRIES = 9
+TINY_BYTES = 64
+TINY_TRIES = 9
 # Sent by a rank in the first exchange, which also drains the credit of a rate limiter.
 _FIRST_BYTES = 192 * 1024
-_MAX_CHUNK_BYTES = 4 * 1024 * 1024
+MAX_CHUNK_BYTES = 4 * 1024 * 1024
 _TARGET_NS = 5_000_000
 # On a link with latency, TCP's slow start takes some round trips.
-_TARGET_ROUNDS = 4
-_TRIES = 3
-# One by one, long enough that a rate limiter's credit in between matters little.
-_ALONE_TARGET_S = 0.02
+TARGET_ROUNDS = 4
+TRIES = 3
 
 ALONE = LinkModel(latency_s=0.0, rate_bit_per_s=1e15)
 """The model of a single worker, which sends nothing."""
-
-
-@dataclass(frozen=True)
-class LinkProbe:
-    """The result of a probe; equal on all ranks.
-
-    Attributes:
-        combined: The link when all ranks send at once, by the slowest of them.
-        ranks: The link of each rank when only it exchanges with all others.
-    """
-
-    combined: LinkModel
-    ranks: tuple[LinkModel, ...]
-
-    @property
-    def slowest(self) -> int:
-        """The rank with the lowest rate; the first of equal ones."""
-        return min(range(len(self.ranks)), key=lambda rank: self.ranks[rank].rate_bit_per_s)
-
-    @property
-    def slowdown(self) -> float:
-        """The ratio of the median rank's rate to the slowest rank's."""
-        rates = [model.rate_bit_per_s for model in self.ranks]
-        return statistics.median(rates) / min(rates)
 
 
 def probe_link(link: Transport, *, step: int) -> LinkModel:
@@ -76,13 +48,13 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
     """
     if link.n_members == 1:
         return ALONE
-    with _uncounted(link):
+    with uncounted(link):
         # 1 latency
-        _time_exchange(link, _TINY_BYTES, step)  # connections may have to be made
-        latency_ns = min(_measure(link, _TINY_BYTES, _TINY_TRIES, step))
+        _time_exchange(link, TINY_BYTES, step)  # connections may have to be made
+        latency_ns = min(_measure(link, TINY_BYTES, TINY_TRIES, step))
 
         # 2 a first size
-        chunk_bytes = _first_chunk_bytes(link.n_members)
+        chunk_bytes = first_chunk_bytes(link.n_members)
         first_ns = min(_measure(link, chunk_bytes, 1, step))
 
         # 3 the rate
@@ -90,8 +62,10 @@ def probe_link(link: Transport, *, step: int) -> LinkModel:
         models: list[LinkModel] = []
         while not models or 4 * wanted_bytes >= 5 * chunk_bytes:
             chunk_bytes = wanted_bytes
-            taken_ns = min(_measure(link, chunk_bytes, _TRIES, step))
-            models.append(_model(link, latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns))
+            taken_ns = min(_measure(link, chunk_bytes, TRIES, step))
+            models.append(
+                make_model(link, latency_ns, (link.n_members - 1) * chunk_bytes, taken_ns)
+            )
             wanted_bytes = _choose_chunk_bytes(chunk_bytes, taken_ns, latency_ns)
     return max(models, key=lambda model: model.rate_bit_per_s)
 
@@ -110,7 +84,7 @@ def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> Li
     mine = (0, 0)
     if model is not None:
         mine = (round(model.latency_s * 1e9), max(1, round(model.rate_bit_per_s)))
-    with _uncounted(link):
+    with uncounted(link):
         rows = gather_integers(link, mine, step=step)
     known = [row for row in rows if row[1]]
     if not known:
@@ -118,41 +92,6 @@ def agree_on_model(link: Transport, model: LinkModel | None, *, step: int) -> Li
     latencies_ns, rates = zip(*known, strict=True)
     return LinkModel(
         max(latencies_ns) / 1e9, float(min(rates)), ring_above_bytes=link.ring_above_bytes
-    )
-
-
-def probe_ranks(link: Transport, *, step: int) -> LinkProbe:
-    """Measure all ranks together, then each one while the others only answer it.
-
-    A slow rank slows down every exchange, so only a measurement one by one finds it. With two
-    workers it stays unknown. This takes as many rounds as there are ranks.
-
-    Args:
-        link: As for ``probe_link``.
-        step: As for ``probe_link``.
-
-    Raises:
-        PeerLostError: A peer's connection closed.
-        StepTimeoutError: A peer did not answer in time.
-    """
-    combined = probe_link(link, step=step)
-    if link.n_members == 1:
-        return LinkProbe(combined, (combined,))
-    peers = link.n_members - 1
-    target_s = max(_ALONE_TARGET_S, _TARGET_ROUNDS * combined.latency_s)
-    chunk_bytes = int(combined.rate_bit_per_s * target_s / 8 / peers)
-    chunk_bytes = min(_MAX_CHUNK_BYTES, max(_first_chunk_bytes(link.n_members), chunk_bytes))
-    mine = (0, 0)
-    for rank in range(link.n_members):
-        tiny_ns = min(_time_alone(link, rank, _TINY_BYTES, step) for _ in range(_TINY_TRIES))
-        _time_alone(link, rank, chunk_bytes, step)
-        taken_ns = min(_time_alone(link, rank, chunk_bytes, step) for _ in range(_TRIES))
-        if rank == link.rank:
-            mine = (tiny_ns, taken_ns)
-    with _uncounted(link):
-        rows = gather_integers(link, mine, step=step)
-    return LinkProbe(
-        combined, tuple(_model(link, tiny, peers * chunk_bytes, taken) for tiny, taken in rows)
     )
 
 
@@ -167,7 +106,8 @@ def gather_integers(
 
 
 @contextmanager
-def _uncounted(link: Transport) -> Iterator[None]:
+def uncounted(link: Transport) -> Iterator[None]:
+    """Leave what is sent in the context out of the link's count of bytes."""
     before = link.counted
     try:
         yield
@@ -175,15 +115,16 @@ def _uncounted(link: Transport) -> Iterator[None]:
         link.counted = before
 
 
-def _first_chunk_bytes(world_size: int) -> int:
+def first_chunk_bytes(world_size: int) -> int:
+    """Size the first chunk for each peer."""
     return max(1024, _FIRST_BYTES // (world_size - 1))
 
 
 def _choose_chunk_bytes(chunk_bytes: int, taken_ns: int, latency_ns: int) -> int:
     """Size a chunk for the target time; integers only, so that all ranks agree."""
     transfer_ns = max(1, taken_ns - latency_ns)
-    wanted = chunk_bytes * max(_TARGET_NS, _TARGET_ROUNDS * latency_ns) // transfer_ns
-    return min(_MAX_CHUNK_BYTES, max(chunk_bytes, wanted))
+    wanted = chunk_bytes * max(_TARGET_NS, TARGET_ROUNDS * latency_ns) // transfer_ns
+    return min(MAX_CHUNK_BYTES, max(chunk_bytes, wanted))
 
 
 def _time_exchange(link: Transport, chunk_bytes: int, step: int) -> int:
@@ -195,25 +136,11 @@ def _time_exchange(link: Transport, chunk_bytes: int, step: int) -> int:
     chunks = torch.zeros(link.n_members, chunk_bytes, dtype=torch.uint8, device="cpu")
     received = torch.zeros_like(chunks)
     link.all_to_all(received[:, :1].contiguous(), chunks[:, :1].contiguous(), step=step).wait()
-    return _time(lambda: link.all_to_all(received, chunks, step=step).wait())
+    return time_ns(lambda: link.all_to_all(received, chunks, step=step).wait())
 
 
-def _time_alone(link: Transport, rank: int, chunk_bytes: int, step: int) -> int:
-    """Time an all-to-all in which only ``rank`` sends to all, and all send only to it."""
-    is_alone = rank == link.rank
-    sizes = [chunk_bytes * (is_alone != (peer == rank)) for peer in range(link.n_members)]
-    chunks = torch.zeros(sum(sizes), dtype=torch.uint8, device="cpu")
-    received = torch.zeros_like(chunks)
-
-    what = f"probe of rank {link.ranks[rank]}"
-
-    def exchange() -> None:
-        link.all_to_all_parts(received, chunks, sizes, step=step, what=what).wait()
-
-    return _time(exchange)
-
-
-def _time(exchange: Callable[[], None]) -> int:
+def time_ns(exchange: Callable[[], None]) -> int:
+    """Time an exchange, in nanoseconds."""
     start_ns = time.perf_counter_ns()
     exchange()
     return time.perf_counter_ns() - start_ns
@@ -226,7 +153,7 @@ def _measure(link: Transport, chunk_bytes: int, tries: int, step: int) -> list[i
     return [max(column) for column in zip(*rows, strict=True)]
 
 
-def _model(link: Transport, latency_ns: int, n_bytes: int, taken_ns: int) -> LinkModel:
+def make_model(link: Transport, latency_ns: int, n_bytes: int, taken_ns: int) -> LinkModel:
     """Turn nanoseconds into a model; the bytes get at least half of the time, despite noise."""
     transfer_ns = max(taken_ns - latency_ns, taken_ns // 2, 1)
     rate = 8e9 * n_bytes / transfer_ns

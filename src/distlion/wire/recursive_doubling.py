@@ -61,7 +61,6 @@ class RecursiveDoubling(Exchange):
     """
 
     counts_in_parts: ClassVar[bool] = True
-    counts_weights: ClassVar[bool] = False
 
     def count_transfers(self, n_workers: int) -> int:
         return len(_list_meetings(n_workers, 0))
@@ -269,7 +268,7 @@ class _Known:
 
 def _find_parts(shape: BucketShape, reducer: Reducer) -> PartialReducer:
     parts = reducer.parts
-    if parts is None or shape.tally_bytes is None:
+    if parts is None or shape.plane_bytes is None:
         raise InvalidArgumentError(
             "RecursiveDoubling() counts votes in parts, and those of this rule are floats, are "
             "pairs, or have weights. Expected votes of integers that count alike: use another "

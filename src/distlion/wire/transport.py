@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distlion.errors import StepError
 from distlion.failures import FailureKind
-from distlion.kernels.contract import Kernels
+from distlion.kernels.reference import Kernels
 
 # 4 hosts: 33 KB at 1 Gbit/s 2.0 ms against 2.7 along the ring, 262 KB at 100 Mbit/s 78 against 68.
 MOST_BYTES_AT_ONCE = 64 * 1024
@@ -102,20 +102,6 @@ class Transport(Protocol):
 
     def all_to_all(self, out: Tensor, chunks: Tensor, *, step: int | None) -> Transfer:
         """Send chunk i to member i; ``out`` and ``chunks`` are (n_members, n) uint8."""
-        ...
-
-    def all_to_all_parts(
-        self, out: Tensor, parts: Tensor, sizes: list[int], *, step: int | None, what: str
-    ) -> Transfer:
-        """Send each member a part and receive as much from it; for probes, and not counted.
-
-        Args:
-            out: (sum of sizes,). Overwritten.
-            parts: (sum of sizes,), of the same dtype.
-            sizes: Elements for, and from, each member.
-            step: The step that errors name.
-            what: Its name in errors.
-        """
         ...
 
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> Transfer:

@@ -18,8 +18,8 @@ from distlion.errors import KernelBackendError, ProcessGroupError
 from distlion.kernels import check_denormals
 from distlion.wire import Gloo
 from distlion.wire.ask import ask
-from distlion.wire.probe import LinkProbe, probe_ranks
 from distlion_lab.planning.bench import KernelRates, measure_kernels
+from distlion_lab.planning.link_probe import LinkProbe, probe_ranks
 from distlion_lab.planning.machine import Machine
 from distlion_lab.planning.quantity import format_rate
 from distlion_lab.planning.worker_report import WorkerReport, decode_report, encode_report

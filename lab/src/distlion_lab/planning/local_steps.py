@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 
-from distlion.local import check_every_steps
+from distlion.step import check_count
 from distlion.votes import ScaledVote
 from distlion_lab.planning.line import model_line
 from distlion_lab.planning.planner import compare_methods
@@ -59,7 +59,7 @@ def forecast_local(scenario: Scenario, every: int) -> LocalForecast:
     Raises:
         InvalidArgumentError: ``every`` is out of range.
     """
-    check_every_steps(every)
+    check_count("every", every)
     scenario = replace(scenario, momentum_sync_every=None)
     votes = [
         forecast_votes(scenario, ScaledVote(), pattern, overlap=False)

@@ -9,8 +9,8 @@ import torch
 
 from distlion.layout import BucketShape, shape_momenta
 from distlion.votes import Aggregation
-from distlion.wire import PATTERNS, Exchange
-from distlion.wire.cost import count_overlap_buckets, exchange_seconds, stream_seconds
+from distlion.wire import PATTERNS, Exchange, LinkModel
+from distlion.wire.cost import count_overlap_buckets, exchange_seconds
 from distlion_lab.planning.forecast import Forecast, Load, make_forecast
 from distlion_lab.planning.machine import COUNTED_STATE_BYTES, STATE_BYTES, Machine
 from distlion_lab.planning.scenario import Scenario
@@ -54,6 +54,19 @@ def forecast_votes(
     return make_forecast(
         scenario, load, method=name_rule(rule), pattern=repr(pattern), votes=True, overlap=overlap
     )
+
+
+def stream_seconds(pattern: Exchange, shape: BucketShape, link: LinkModel, n_buckets: int) -> float:
+    """Predict the seconds of the exchanges of ``n_buckets`` equal buckets, with several under way.
+
+    While the replies of one bucket return, the votes of the next ones are sent.
+
+    Equation:
+        T = T_1 + (n - 1) T_n
+        T_1 is ``exchange_seconds``; T_n likewise, but with sending and receiving at once.
+    """
+    further_s = exchange_seconds(pattern, shape, link, both_ways=True)
+    return exchange_seconds(pattern, shape, link) + (n_buckets - 1) * further_s
 
 
 def list_able(scenario: Scenario, rule: Aggregation) -> list[Exchange]:

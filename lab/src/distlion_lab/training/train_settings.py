@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlion.errors import InvalidArgumentError
-from distlion.local import check_every_steps
+from distlion.step import check_count
 from distlion.votes import RULES, SCALED_RULES
 from distlion.wire import PATTERNS
 from distlion_lab.names import suggest
@@ -364,7 +364,8 @@ def _find_method(rule: str, every: int | None) -> Method:
                 "rule that votes in each step"
             )
         return find_rule(rule)
-    return find_delta_rule(rule, every=check_every_steps(every))
+    check_count("every", every)
+    return find_delta_rule(rule, every=every)
 
 
 def _to_json(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The ops of ``contract.py`` for tensors on a CUDA device, whole buckets per launch.
+"""The ops of ``reference.py`` for tensors on a CUDA device, whole buckets per launch.
 
-Bitwise identical to ``reference.py``. Interpreted by Triton on the CPU (``TRITON_INTERPRET=1``),
+Bitwise identical to the plain ones. Interpreted by Triton on the CPU (``TRITON_INTERPRET=1``),
 the same kernels work on tensors there, thousands of times slower: for tests.
 """
 
@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import reference
 from distlion.kernels.coin import Coin
-from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, FrameFormat, ReplyFormat, Segment
+from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, ReplyFormat, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.cpu import note_writes
-from distlion.kernels.feedback import PlainFeedback
 from distlion.kernels.gpu import bits, checks, count, encode
 from distlion.kernels.gpu import commit as committing
 from distlion.kernels.gpu.launch import launch, launch_part, list_runs
@@ -33,9 +31,9 @@ from distlion.kernels.gpu.table import (
     upload,
     upload_table,
 )
+from distlion.kernels.reference import Kernels
 from distlion.kernels.words import mix_words
 
-COIN_BLOCK = 256
 FORMATS = {
     ReplyFormat.SIGN: committing.SIGN.value,
     ReplyFormat.TERNARY: committing.TERNARY.value,
@@ -44,27 +42,18 @@ FORMATS = {
 OWN, NO_REPLY = committing.OWN.value, committing.NO_REPLY.value
 
 
-class TritonKernels(PlainFeedback):
-    """The ops, on the device of the tensors given; votes with scales by plain torch there.
+class TritonKernels(Kernels):
+    """The ops, on the device of the tensors given.
+
+    By plain torch there: votes with scales, and outer momenta. Frames lie in host memory.
 
     Raises:
         InvalidArgumentError: From an op: a tensor has another dtype, size or device than the
             contract says, or one of a segment or ``out`` is not contiguous.
     """
 
-    add_outer_momentum = staticmethod(reference.add_outer_momentum)
-
     def gather(self, segments: Sequence[Segment]) -> Sequence[Segment]:
         return _Gathered(segments, read_segments(segments))
-
-    def coin(self, coin: Coin, first_word: int, n_words: int, *, device: torch.device) -> Tensor:
-        out = torch.empty(n_words, dtype=torch.int64, device=device)
-        rows = np.zeros((1, FIELDS), dtype=np.int64)
-        rows[0, [checks.WORD.value, checks.N_WORDS.value]] = first_word, n_words
-        table = upload_table(rows, np.zeros(0, dtype=np.int32), device, coin=coin)
-        n_programs = -(-n_words // COIN_BLOCK)
-        launch(checks.coin_kernel, n_programs, table.rows, out, BLOCK=COIN_BLOCK)
-        return out
 
     def encode_signs(self, segments: Sequence[Segment], zero: Coin, *, out: Tensor) -> Tensor:
         return _encode(segments, encode.SIGNS.value, out, zero=zero)
@@ -127,29 +116,17 @@ class TritonKernels(PlainFeedback):
         reply_format: ReplyFormat,
         rounding: Coin | None,
     ) -> None:
-        _commit(segments, present, reply, FORMATS[reply_format], rounding, moves_momentum=True)
-        note_writes(segments, present, param=True, exp_avg=True)
-
-    def apply_reply(
-        self,
-        segments: Sequence[Segment],
-        present: Sequence[int],
-        reply: Tensor,
-        *,
-        reply_format: ReplyFormat,
-        rounding: Coin | None,
-    ) -> None:
-        _commit(segments, present, reply, FORMATS[reply_format], rounding, moves_momentum=False)
-        note_writes(segments, present, param=True, exp_avg=False)
+        _commit(segments, present, reply, FORMATS[reply_format], rounding)
+        note_writes(segments, present)
 
     def update_momentum(self, segments: Sequence[Segment], present: Sequence[int]) -> None:
-        _commit(segments, present, None, NO_REPLY, None, moves_momentum=True)
-        note_writes(segments, present, param=False, exp_avg=True)
+        _commit(segments, present, None, NO_REPLY, None)
+        note_writes(segments, present, param=False)
 
     def step_alone(self, segments: Sequence[Segment], *, rounding: Coin | None) -> None:
         moved = [segment.grad is not None for segment in segments]
-        _commit(segments, moved, None, OWN, rounding, moves_momentum=True)
-        note_writes(segments, moved, param=True, exp_avg=True)
+        _commit(segments, moved, None, OWN, rounding)
+        note_writes(segments, moved)
 
     def check_finite(self, segments: Sequence[Segment]) -> Tensor:
         return _encode(segments, encode.NONE.value, None)
@@ -187,16 +164,6 @@ class TritonKernels(PlainFeedback):
             KIND=KINDS[tensor.dtype],
         )
         return out
-
-    def write_frames(
-        self, out: Tensor, front: bytes, payloads: Tensor, *, checksum_at: int
-    ) -> None:
-        reference.write_frames(out, front, payloads, checksum_at=checksum_at)
-
-    def read_frames(
-        self, rows: Tensor, heads: bytes, mask: bytes, expected: FrameFormat
-    ) -> tuple[bool, Tensor, Tensor]:
-        return reference.read_frames(rows, heads, mask, expected)
 
 
 class _Gathered(tuple[Segment, ...]):
@@ -278,8 +245,6 @@ def _commit(
     reply: Tensor | None,
     reply_format: int,
     rounding: Coin | None,
-    *,
-    moves_momentum: bool,
 ) -> None:
     table = _read(segments)
     rows = table.mark_present(present, counts=reply_format == committing.COUNT.value)
@@ -299,7 +264,6 @@ def _commit(
             there.tiles if reply is None else reply.view(-1).view(torch.int32),
             FORMAT=reply_format,
             PLANES=1 if reply is None else reply.shape[1],
-            MOMENTUM=moves_momentum,
             STOCHASTIC=rounding is not None and kind == bits.BFLOAT16.value,
             KIND=kind,
             M_KIND=m_kind,

@@ -1,4 +1,4 @@
-"""Coins, digests and square sums."""
+"""Digests and square sums."""
 
 import triton
 import triton.language as tl
@@ -11,25 +11,9 @@ from distlion.kernels.gpu.bits import (
     N_ELEMENTS,
     PARAM,
     TILE,
-    draw,
     mix,
 )
 from distlion.kernels.gpu.encode import halve
-
-WORD, N_WORDS = tl.constexpr(3), tl.constexpr(4)
-
-
-@triton.jit
-def coin_kernel(table, out, BLOCK: tl.constexpr):
-    """Draw words of a coin.
-
-    Grid: one program for BLOCK words.
-    Reads: the header of ``table``: coin, first word, number of words.
-    Writes: ``out`` (n_words,) int64.
-    """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    words = draw(table, tl.load(table + WORD) + at)
-    tl.store(out + at, words.to(tl.int64, bitcast=True), mask=at < tl.load(table + N_WORDS))
 
 
 @triton.jit

@@ -123,7 +123,6 @@ def move_tile(
     left,
     FORMAT: tl.constexpr,
     PLANES: tl.constexpr,
-    MOMENTUM: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     KIND: tl.constexpr,
     M_KIND: tl.constexpr,
@@ -134,20 +133,19 @@ def move_tile(
     if FORMAT != OWN and FORMAT != NO_REPLY:
         step = read_step(row, numbers, reply, first, left, FORMAT, PLANES, MASKED)
         move_param(table, row, numbers, first, inner, left, step, STOCHASTIC, KIND, MASKED)
-    if MOMENTUM:
-        grad = tl.load(row + GRAD)
-        exp_avg = tl.load(row + EXP_AVG)
-        # A worker without a gradient keeps its momentum.
-        if grad != 0:
-            g = read(grad, first, inner, left, KIND, MASKED) * tl.load(numbers + GRAD_SCALE)
-            m = read(exp_avg, first, inner, left, M_KIND, MASKED)
-            if FORMAT == OWN:
-                c = mask_direction(numbers, blend_direction(numbers, m, g), g)
-                s = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, 0.0))
-                step = s * tl.load(numbers + STEP_WIDTH)
-                move_param(table, row, numbers, first, inner, left, step, STOCHASTIC, KIND, MASKED)
-            moved = tl.load(numbers + BETA2) * m + tl.load(numbers + REST2) * g
-            write(exp_avg, first, inner, left, moved, M_KIND, MASKED)
+    grad = tl.load(row + GRAD)
+    exp_avg = tl.load(row + EXP_AVG)
+    # A worker without a gradient keeps its momentum.
+    if grad != 0:
+        g = read(grad, first, inner, left, KIND, MASKED) * tl.load(numbers + GRAD_SCALE)
+        m = read(exp_avg, first, inner, left, M_KIND, MASKED)
+        if FORMAT == OWN:
+            c = mask_direction(numbers, blend_direction(numbers, m, g), g)
+            s = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, 0.0))
+            step = s * tl.load(numbers + STEP_WIDTH)
+            move_param(table, row, numbers, first, inner, left, step, STOCHASTIC, KIND, MASKED)
+        moved = tl.load(numbers + BETA2) * m + tl.load(numbers + REST2) * g
+        write(exp_avg, first, inner, left, moved, M_KIND, MASKED)
 
 
 @triton.jit
@@ -158,17 +156,16 @@ def commit_kernel(
     reply,
     FORMAT: tl.constexpr,
     PLANES: tl.constexpr,
-    MOMENTUM: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     KIND: tl.constexpr,
     M_KIND: tl.constexpr,
 ):
-    """Move parameters of one kind, their momenta, or both.
+    """Move parameters of one kind and their momenta, or only these.
 
     Grid: one program a tile.
     Reads: gradients, momenta and parameters by the addresses of ``table``; ``numbers`` is it, as
         float32; ``reply``, half words, except for OWN (a step of plain Lion) and NO_REPLY.
-    Writes: parameters, except for NO_REPLY; momenta if MOMENTUM.
+    Writes: parameters, except for NO_REPLY; momenta where there is a gradient.
     """
     tile = tl.program_id(0)
     segment = tl.load(tiles + tile)
@@ -180,10 +177,10 @@ def commit_kernel(
         if (left == TILE) & (tl.load(row + ALIGNED) != 0):
             move_tile(
                 table, row, numbers, reply, first, left,
-                FORMAT, PLANES, MOMENTUM, STOCHASTIC, KIND, M_KIND, False,
+                FORMAT, PLANES, STOCHASTIC, KIND, M_KIND, False,
             )  # fmt: skip
         else:
             move_tile(
                 table, row, numbers, reply, first, left,
-                FORMAT, PLANES, MOMENTUM, STOCHASTIC, KIND, M_KIND, True,
+                FORMAT, PLANES, STOCHASTIC, KIND, M_KIND, True,
             )  # fmt: skip

@@ -10,13 +10,13 @@ from torch import Tensor
 
 import matrix
 from distlion.errors import InvalidArgumentError
-from distlion.kernels import BlockVotes, Coins, choose_kernels
+from distlion.kernels import BlockVotes, Coins, VoteFormat, choose_kernels
 from distlion.kernels.words import interleave, pack
-from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
+from distlion.layout import BLOCK_WORDS, HEADER_BYTES, BucketLayout, fill_buckets, place_parameters
 from distlion.votes import Aggregation, MajorityVote, Roster
 from distlion.votes.bucket_vote import BucketCount
 from distlion.votes.full_precision import FullPrecision
-from distlion.votes.tally import RuleTally
+from distlion.votes.sums import RuleSums
 
 KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=3, step=5, voter=0)
@@ -40,59 +40,57 @@ def draw_votes(
     return votes
 
 
+def add_all(parts: RuleSums, sums: list[tuple[Tensor, int]], generator: torch.Generator) -> Tensor:
+    """Add sums of some votes each, two at a time, in an order that is drawn."""
+    while len(sums) > 1:
+        places = torch.randperm(len(sums), generator=generator)[:2].tolist()
+        (first, n), (second, m) = (sums[place] for place in places)
+        sums = [each for place, each in enumerate(sums) if place not in places]
+        sums.append((parts.add_sums(first, second, n + m), n + m))
+    return sums[0][0]
+
+
 @pytest.mark.parametrize("rule", INTEGER_RULES.values(), ids=INTEGER_RULES)
 @given(
     sizes=st.lists(st.integers(1, 1500), min_size=1, max_size=4),
     n_workers=st.integers(1, 6),
-    parts=st.lists(st.integers(0, 2), min_size=6, max_size=6),
-    weights=st.one_of(st.just([1] * 6), st.lists(st.integers(1, 9), min_size=6, max_size=6)),
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=15)
-def test_any_split_of_the_workers_gives_the_reply_to_all(
-    rule: Aggregation,
-    sizes: list[int],
-    n_workers: int,
-    parts: list[int],
-    weights: list[int],
-    seed: int,
+def test_sums_added_in_any_order_give_the_reply_to_all(
+    rule: Aggregation, sizes: list[int], n_workers: int, seed: int
 ) -> None:
-    roster = Roster(range(n_workers), range(n_workers), weights[:n_workers])  # type: ignore[arg-type]
+    roster = Roster.of(n_workers)
     slots = place_parameters([str(number) for number in range(len(sizes))], sizes)
     kinds = [0] * len(sizes)
     (bucket,) = fill_buckets(slots, kinds, n_shards=n_workers, bucket_elements=10**6)
     generator = torch.Generator().manual_seed(seed)
     votes = draw_votes(bucket, n_workers, rule.vote_planes, generator)
+    if rule.vote_format is VoteFormat.TERNARY:  # a zero has no sign
+        votes[:, :, 0] &= votes[:, :, 1]
     present = torch.rand(n_workers, len(sizes), generator=generator) < 0.8
-    times = roster.weigh(present)
-    shape = rule.shape(bucket, roster.n_votes)
-    tally = RuleTally(rule, bucket, COINS, roster.n_votes, roster)
+    shape = rule.shape(bucket, n_workers)
+    planes = rule.reply_planes(n_workers)
+    expected = torch.empty(bucket.n_blocks, planes, BLOCK_WORDS, dtype=torch.int64)
+    rule.count(KERNELS, BlockVotes(votes, present, bucket, 0), COINS, out=expected)
 
-    for shard in range(n_workers):
-        block = shard * bucket.shard_blocks
-        own = votes[:, block : block + bucket.shard_blocks].contiguous()
-        planes = rule.reply_planes(roster.n_votes)
-        expected = torch.empty(bucket.shard_blocks, planes, BLOCK_WORDS, dtype=torch.int64)
-        rule.count(KERNELS, BlockVotes(own, times, bucket, block), COINS, out=expected)
-
-        sent = own.flatten(1).view(torch.uint8)
-        tallies = []
-        for part in range(3):
-            members = [worker for worker in range(n_workers) if parts[worker] == part]
-            if members:
-                tallies.append(tally.tally(sent[members], present[members], shard, members))
-        assert {len(each) for each in tallies} == {shape.tally_bytes}
-        total = tally.combine(torch.stack(tallies))
-        reply = tally.settle(total, times.sum(0), shard)
-        assert torch.equal(reply, expected.view(-1).view(torch.uint8))
+    parts = RuleSums(rule, bucket, roster, COINS)
+    sums = [
+        (parts.start_sum(vote.flatten().view(torch.uint8), here), 1)
+        for vote, here in zip(votes, present, strict=True)
+    ]
+    total = add_all(parts, sums, generator)
+    assert len(total) == shape.sum_chunk(n_workers).payload_bytes - HEADER_BYTES * n_workers
+    reply = parts.settle_sum(total, present.sum(0))
+    assert torch.equal(reply, expected.view(-1).view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_floats_have_no_tally(dtype: torch.dtype) -> None:
-    assert FullPrecision(dtype).shape_of(1000, 3).tally_bytes is None
+def test_floats_have_no_sum(dtype: torch.dtype) -> None:
+    assert FullPrecision(dtype).shape_of(1000, 3).plane_bytes is None
 
 
-def test_weighted_votes_of_nobody_knows_whom_are_refused() -> None:
+def test_weighted_votes_of_some_workers_alone_are_refused() -> None:
     (slot,) = place_parameters(["p"], [130])
     (bucket,) = fill_buckets([slot], [0], n_shards=3, bucket_elements=10**6)
     roster = Roster((0, 1, 2), (0, 1, 2), (2, 1, 1))
@@ -100,12 +98,7 @@ def test_weighted_votes_of_nobody_knows_whom_are_refused() -> None:
     present = torch.ones(3, 1, dtype=torch.bool)
     counted = BucketCount(MajorityVote().start(bucket, roster), KERNELS, COINS)
     assert counted.count_present(present).tolist() == [4]
-    assert counted.count_present(present[1:], [1, 2]).tolist() == [2]
-    assert counted.parts is not None
-    every = counted.parts.tally(votes, present, 0)
-    parts = [counted.parts.tally(votes[row], present[row], 0, row) for row in ([0, 2], [1])]
-    assert torch.equal(counted.parts.combine(torch.stack(parts)), every)
-    with pytest.raises(InvalidArgumentError, match="must say whose they are"):
-        counted.parts.tally(votes[1:], present[1:], 0)
-    with pytest.raises(InvalidArgumentError, match="must say whose they are"):
+    with pytest.raises(InvalidArgumentError, match="must count weighted votes all at once"):
+        counted.reduce(votes[1:], present[1:], 0)
+    with pytest.raises(InvalidArgumentError, match="must count weighted votes all at once"):
         counted.count_present(present[1:])

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from distlion.errors import StepError
 from distlion.failures import FailureKind
-from distlion.kernels.contract import Kernels
 from distlion.kernels.dispatch import choose_kernels
+from distlion.kernels.reference import Kernels
 from distlion.wire.finding import Finding, describe_loss
 from distlion.wire.groups import HOST
 from distlion.wire.transport import ByteCount
 
-_Post = Tensor | tuple[Tensor, ...] | None
+_Post = Tensor | None
 _Posts = dict[int, tuple[str, _Post]]
 _LIMITS = "every member must begin a collective before one of them waits for it"
 
@@ -65,17 +65,6 @@ class Memory:
 
         sent = ByteCount(peers * n_bytes, peers * n_bytes, peers)
         return self._begin("all-to-all", chunks, take, sent, step)
-
-    def all_to_all_parts(
-        self, out: Tensor, parts: Tensor, sizes: list[int], *, step: int | None, what: str
-    ) -> MemoryTransfer:
-        own = torch.split(out, sizes)
-
-        def take(posts: dict[int, tuple[Tensor, ...]]) -> None:
-            for peer, pieces in posts.items():
-                own[peer].copy_(pieces[self.rank])
-
-        return self._begin(what, torch.split(parts.clone(), sizes), take, ByteCount(), step)
 
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> MemoryTransfer:
         return self.all_to_all(out, chunk.expand(self.n_members, -1), step=step)
