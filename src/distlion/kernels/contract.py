@@ -1,4 +1,4 @@
-"""What all ops of the arithmetic take: notation, dtypes, coins, packed tensors, and records.
+"""Arguments of all ops of the arithmetic: notation, dtypes, coins, packed tensors and records.
 
 Notation:
     g, m, x   gradient, momentum (``exp_avg``) and parameter of one element, widened to float32

@@ -60,7 +60,7 @@ def take_rows(params: Sequence[VotingParam], worker: int) -> list[VotingParam]:
 
 @dataclass(frozen=True)
 class _NoWire:
-    """What a bucket reads of its link: where votes are counted, and for whom bytes are planned."""
+    """The link of virtual workers: it says where votes are counted, and for whom bytes are planned."""
 
     wire_device: torch.device
     rank: int
