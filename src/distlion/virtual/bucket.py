@@ -60,7 +60,7 @@ def take_rows(params: Sequence[VotingParam], worker: int) -> list[VotingParam]:
 
 @dataclass(frozen=True)
 class _NoWire:
-    """The link of virtual workers: it says where votes are counted, and for whom bytes are planned."""
+    """The link of virtual workers: where votes are counted, and for whom bytes are planned."""
 
     wire_device: torch.device
     rank: int
