@@ -50,6 +50,7 @@ class Memory:
         self.timeout_s = 0.0
         self.rank, self.n_members, self.ranks = rank, len(ranks), ranks
         self.counted = ByteCount()
+        self.gathered_bytes = 0
         self._board, self._n_begun = board, 0
         self._pairs: dict[int, Memory] = {}
 
@@ -67,6 +68,7 @@ class Memory:
         return self._begin("all-to-all", chunks, take, sent, step)
 
     def all_gather(self, out: Tensor, chunk: Tensor, *, step: int | None) -> MemoryTransfer:
+        self.gathered_bytes = max(self.gathered_bytes, chunk.nbytes)
         return self.all_to_all(out, chunk.expand(self.n_members, -1), step=step)
 
     def gather(self, out: Tensor | None, chunk: Tensor, *, step: int | None) -> MemoryTransfer:

@@ -216,6 +216,7 @@ def check_work(pattern: Exchange) -> None:
         assert frames == work.frames_written + work.frames_read
         assert max(reducer.counted_bytes for reducer in trial.reducers) == work.counted_bytes
         assert work.rounds >= pattern.count_transfers(n)
+        assert max(link.gathered_bytes for link in trial.links) == work.gathered_bytes
 
 
 def check_busiest(pattern: Exchange) -> None:

@@ -12,14 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64-static"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        shutil.which(COMPILER) is None or shutil.which(EMULATOR) is None,
-        reason="needs the packages g++-aarch64-linux-gnu and qemu-user-static",
-    ),
-]
-
 
 def build(compiler: str, program: Path) -> None:
     """Compile the baseline alone: on this machine SSE2 or the like, on aarch64 NEON."""
@@ -34,6 +26,18 @@ def build(compiler: str, program: Path) -> None:
     )
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_program_fits_the_core() -> None:
+    program = Path(__file__).parent / "cross" / "print_ops.cpp"
+    flags = "-std=gnu++20", "-fsyntax-only", f"-I{ROOT}/csrc"
+    subprocess.run(["c++", *flags, program], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which(COMPILER) is None or shutil.which(EMULATOR) is None,
+    reason="needs the packages g++-aarch64-linux-gnu and qemu-user-static",
+)
 def test_neon_computes_the_bits_of_this_machine(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     build("c++", here)

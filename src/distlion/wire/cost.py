@@ -85,6 +85,7 @@ def exchange_seconds(
 
     Equation:
         T = rounds * latency_s + (messages - rounds) * message_s + 8 * bytes / rate_bit_per_s
+        rounds: those of the pattern, and n - 2 more where an all-gather goes along a ring.
         bytes: of the larger direction where a rank sends and receives at once over a full-duplex
         link, of both otherwise; exactly as ``pattern.plan`` declares them.
 

@@ -165,7 +165,7 @@ void print_commits(const Loops& loops, Segment segment, const Bytes& param, cons
             Bytes m = exp_avg;
             segment.param = x.data();
             segment.exp_avg = m.data();
-            commit(loops, &segment, 1, {true, true, format, reply.data(), n_planes, rounds, {9, false}}, 1);
+            commit(loops, &segment, 1, {true, format, reply.data(), n_planes, rounds, {9, false}}, 1);
             std::printf("commit %d %d %d: %016llx %016llx\n", number, static_cast<int>(format), rounds,
                         hash(x), hash(m));
         }
@@ -264,9 +264,6 @@ void print_checks(const Loops& loops) {
         std::printf("digest %zu: %016llx\n", element_bytes,
                     static_cast<unsigned long long>(loops.digest(bytes, element_bytes, 3, 2001)));
     }
-    Words coins(100);
-    loops.draw_coin({7, true}, 41, coins.size(), coins.data());
-    std::printf("coin: %016llx\n", hash(coins));
 }
 
 }  // namespace

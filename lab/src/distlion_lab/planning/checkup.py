@@ -27,7 +27,7 @@ from distlion_lab.planning.worker_report import WorkerReport, decode_report, enc
 _TIMEOUT_S = 60.0
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _SLOW_AFTER_PAUSE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
-_PACED = ("bbr", "bbr2", "bbr3")
+_KEEPS_ITS_RATE = ("bbr", "bbr2", "bbr3")
 """Congestion controls that keep their rate over a pause."""
 _LONG_S = 5e-3
 """Latency from which a slow start of TCP takes longer than most exchanges of votes."""
@@ -206,7 +206,7 @@ def _pause_faults(workers: Sequence[WorkerReport], latency_s: float) -> list[str
     hosts = {
         worker.host: None
         for worker in workers
-        if worker.slow_after_pause and worker.congestion_control not in _PACED
+        if worker.slow_after_pause and worker.congestion_control not in _KEEPS_ITS_RATE
     }
     if not hosts:
         return []
