@@ -97,8 +97,10 @@ class _Member:
         optimizer = self.optimizer
         # All begin together, and go on with fewer: a late starter would miss a vote.
         crew._membership.min_workers = N_RANKS - 1
+        # The step in which a worker is seen counts without it; a vote of local steps is given up.
+        await_at = RETURNS if is_local else RETURNS - 1
         while (step := _count_steps(optimizer, self.option)) < until:
-            if step == RETURNS:
+            if step == await_at:
                 if self.rank == 0:
                     self._note("return")
                 await_members(crew, N_RANKS)
