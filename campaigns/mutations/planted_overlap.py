@@ -55,13 +55,6 @@ OVERLAP = (
         PAUSES,
     ),
     Mutation(
-        "hooks of parameters that are frozen stay",
-        OVERLAP_FILE,
-        "self._hooks.pop(key).remove()",
-        "pass",
-        ("distributed/test_lifecycle.py",),
-    ),
-    Mutation(
         "drafts of estimates are held until the next step",
         "votes/feedback.py",
         "self._move_own = self._move_counted = None",

@@ -33,6 +33,12 @@ pytestmark = pytest.mark.distributed
 ODD_RANK = 1
 STEP_TIMEOUT_S = 3.0
 LONG_TIMEOUT_S = 40.0
+TIMES = {
+    "alike": (STEP_TIMEOUT_S, 0, STEP_TIMEOUT_S),
+    "first sooner": (STEP_TIMEOUT_S, 0, 1.0),
+    "first later": (LONG_TIMEOUT_S, ODD_RANK, 1.0),
+}
+"""Of the first group; and which rank comes last, with the time of its own."""
 
 
 def make_groups(world_size: int) -> list[dist.ProcessGroup | None]:
@@ -61,19 +67,24 @@ def set_grads(pair: list[distlion.DistributedLion], rank: int) -> None:
             p.grad = torch.full_like(p, float(rank + 1))
 
 
-def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | None, bool, float]:
-    """Take a step with each; then let rank 1 swap the two calls, and rank 0 come last."""
+def swap(
+    rank: int, world_size: int, first_timeout_s: float, last: int, patience_s: float
+) -> tuple[Caught | None, bool, float]:
+    """Take a step with each; then let rank 1 swap the two calls.
+
+    One rank comes last, when all others wait, and gives up after a time of its own.
+    """
     give_time()
     groups = make_groups(world_size)
-    pair = make_pair(groups, first_timeout_s=max(first_timeout_s, STEP_TIMEOUT_S))
+    pair = make_pair(groups, first_timeout_s=first_timeout_s)
     set_grads(pair, rank)
     for optimizer in pair:
         optimizer.step()
     before = [freeze_state(optimizer) for optimizer in pair]
     first = pair[1] if rank == ODD_RANK else pair[0]
-    if rank == 0:
-        await_waits([1, 2])
-        lose_patience(first, after_s=first_timeout_s)
+    if rank == last:
+        await_waits([each for each in range(world_size) if each != last])
+        lose_patience(first, after_s=patience_s)
     else:
         note_wait(rank, groups[rank == ODD_RANK])
     started_s = time.monotonic()
@@ -83,13 +94,9 @@ def swap(rank: int, world_size: int, first_timeout_s: float) -> tuple[Caught | N
     return found, [freeze_state(optimizer) for optimizer in pair] == before, took_s
 
 
-@pytest.mark.parametrize(
-    "first_timeout_s",
-    in_tiers([STEP_TIMEOUT_S, 1.0, LONG_TIMEOUT_S], lambda timeout_s: timeout_s == 1.0),
-    ids=["alike", "first sooner", "first later"],
-)
-def test_swapped_steps_on_two_groups_are_one_error_that_names_both(first_timeout_s: float) -> None:
-    outcomes = run_workers(swap, 3, first_timeout_s, timeout_s=90)
+@pytest.mark.parametrize("times", in_tiers(TIMES, lambda name: name != "alike"))
+def test_swapped_steps_on_two_groups_are_one_error_that_names_both(times: str) -> None:
+    outcomes = run_workers(swap, 3, *TIMES[times], timeout_s=90)
     assert_all_raised(
         [found for found, *_ in outcomes],
         errors.StepMismatchError,

@@ -73,8 +73,6 @@ class Overlap:
             for param in bucket.params
         }
         self._streams = VotingStreams([bucket.device for bucket in buckets])
-        for key in self._hooks.keys() - self._places.keys():
-            self._hooks.pop(key).remove()
         for key, (param, _) in self._places.items():
             if key not in self._hooks:
                 self._hooks[key] = _register(param.param, weakref.ref(self))
