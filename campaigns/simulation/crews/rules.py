@@ -68,7 +68,7 @@ def _find_crew_violations(outcome: CrewOutcome, diaries: list[CrewDiary]) -> lis
     return [
         *_find_other_rosters(outcome, diaries),
         *_find_other_bits(diaries),
-        *_find_other_beginnings(diaries),
+        *_find_other_beginnings(outcome, diaries),
         *_find_steps_back(diaries),
         *_find_other_estimates(diaries),
         *_find_two_runs(outcome, diaries),
@@ -90,7 +90,7 @@ def find_machine_violations(outcome: CrewOutcome) -> list[str]:
         *(f"process {diary.number}: {text}" for diary in diaries for text in diary.wrong),
         *_find_other_rosters(outcome, diaries),
         *_find_other_bits(diaries),
-        *_find_other_beginnings(diaries),
+        *_find_other_beginnings(outcome, diaries),
         *_find_steps_back(diaries),
         *_find_other_errors(diaries),
         *_find_torn_workers(outcome, diaries),
@@ -218,8 +218,10 @@ def _find_unknown_bits(diaries: list[CrewDiary]) -> Iterator[str]:
                 yield f"worker {diary.number} has caught up to parameters that nobody had"
 
 
-def _find_other_beginnings(diaries: list[CrewDiary]) -> Iterator[str]:
-    by_id = {diary.id: diary for diary in diaries}
+def _find_other_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterator[str]:
+    # The first member of an epoch may have failed as it connected, and so belong to no crew.
+    outside = [diary for diary in outcome.diaries.values() if not diary.crew]
+    by_id = {diary.id: diary for diary in (*outside, *diaries)}
     for number, entered in _list_entries(diaries).items():
         first_id, epoch, step = entered[0][1].members[0]
         # An empty store may have given the number of one that is gone anew.
