@@ -278,6 +278,11 @@ def test_who_has_not_formed_an_epoch_to_its_end_is_no_member_of_it() -> None:
     assert find_crew_violations(play_crew(draw_crew_plan(1271))) == []
 
 
+@pytest.mark.slow
+def test_an_epoch_is_judged_though_its_first_member_has_never_entered_one() -> None:
+    assert find_crew_violations(play_crew(draw_crew_plan(6565))) == []
+
+
 def test_a_crew_measures_its_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
