@@ -56,7 +56,7 @@ JOIN_MUTATIONS = (
         "join: a reply of another epoch's roster is read by this one's",
         "crew/replies.py",
         "members[0].rule.start(layout, reply.roster)",
-        "members[0].rule.start(layout, Roster.of(2))",
+        "members[0].rule.start(layout, Roster.of(4))",
         REPLIES,
     ),
     Mutation(

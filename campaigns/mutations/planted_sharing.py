@@ -54,6 +54,6 @@ TOGETHER = (
         "peers/connections.py",
         "shares = shares and self._inside is None",
         "shares = True",
-        ("distributed/test_node_parts.py", "distributed/test_nodes.py"),
+        ("distributed/test_node_parts.py",),
     ),
 )

@@ -10,6 +10,7 @@ import distlion
 import distlion.wire
 from cluster import run_workers
 from distlion.peers import routing
+from distlion.wire import gloo
 from drawn import set_grads
 from failures import params_of
 from replay import run_backward
@@ -17,6 +18,8 @@ from replay import run_backward
 pytestmark = pytest.mark.distributed
 
 UNIT = 4096
+N_BUCKETS = 4
+"""In the fourth one a node's gradients are averaged, which may be before replies on the first."""
 
 
 def measure_differently(rank: int, world_size: int) -> tuple[int, int]:
@@ -82,6 +85,38 @@ def test_parts_of_a_bucket_have_one_pattern() -> None:
     outcomes = run_workers(step_with_unequal_parts, 8)
     assert [committed for committed, _ in outcomes] == [1] * 8
     assert all(patterns == outcomes[0][1] for _, patterns in outcomes)
+
+
+def step_with_large_and_small_parts(rank: int, world_size: int) -> tuple[list[list[bool]], int]:
+    """Step with buckets that are large messages of a node's first rank, and small of its second."""
+    gloo.MOST_BYTES_AT_ONCE = most_bytes = 4096
+    sizes = [UNIT, 1] * 12 * N_BUCKETS  # the ranks of a node take turns
+    params = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+    optimizer = distlion.DistributedLion(
+        params,
+        lr=1e-3,
+        aggregation=distlion.FullPrecision(),
+        nodes=distlion.Nodes(ranks_per_node=2),
+        exchange=distlion.AllReduce(),
+        bucket_elements=12 * (UNIT + 64),
+        timeouts=distlion.Timeouts(step_s=20),
+    )
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    shapes = [
+        [part.vote.shape for part in bucket.parts] for bucket in optimizer._session.routing.buckets
+    ]
+    are_large = [
+        [min(shape.vote_chunk.n_bytes, shape.reply_chunk.n_bytes) > most_bytes for shape in bucket]
+        for bucket in shapes
+    ]
+    return are_large, optimizer.committed_step
+
+
+def test_ranks_of_a_node_take_part_in_exchanges_of_any_size_in_one_order() -> None:
+    expected = [[True, False]] * N_BUCKETS, 1
+    assert run_workers(step_with_large_and_small_parts, 4) == [expected] * 4
 
 
 def move_transposed(rank: int, world_size: int, transposed: bool) -> list[torch.Tensor]:

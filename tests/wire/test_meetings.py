@@ -79,6 +79,15 @@ def test_nothing_listens_once_all_have_met() -> None:
         socket.create_connection(where(store), LIMIT_S)
 
 
+def test_nothing_listens_while_somebody_keeps_the_error_of_a_meeting() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with pytest.raises(MeetingError) as kept:
+        meet(store, 0, 2, timeout_s=0.05)
+    assert any(frame.name == "meet" for frame in kept.traceback), "with all that it refers to"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(where(store), LIMIT_S)
+
+
 def test_a_member_that_does_not_come_is_named() -> None:
     with pytest.raises(MeetingError, match="rank 1 did not come"):
         meet(dist.HashStore(), 0, 2, timeout_s=0.2)  # type: ignore[attr-defined]
