@@ -1,4 +1,4 @@
-"""What a record of a benchmark says of the code and the machine."""
+"""Conditions of a benchmark: its commit and its machine, for the record."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def check_damage(pattern: Exchange) -> None:
 
 
 def check_mixed_buckets(pattern: Exchange) -> None:
-    """What comes for one bucket in place of another that is under way counts for neither."""
+    """If the bytes of two buckets under way are swapped, neither bucket accepts them."""
     for culprit in (0, CULPRIT):
         n_refused = 0
         for mixed in range(pattern.count_transfers(3)):

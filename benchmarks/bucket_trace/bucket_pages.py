@@ -143,6 +143,8 @@ def write_page(record: Record, file_name: str) -> list[Block]:
         if BEFORE in commits
         else "Before is Gloo with the same code."
     )
+    if "beside" in record:  # written into a record by hand, where a measurement was disturbed
+        before = f"{record['beside']} {before}"
     loads = ", ".join(f"{cell['conditions']['load_average_before']:g}" for cell in cells)
     return [
         Heading("Where the time of one bucket goes, on all ranks", level=1),
@@ -152,7 +154,8 @@ def write_page(record: Record, file_name: str) -> list[Block]:
             f"`MajorityVote` and `AllReduce`. Hosts are on one machine with {conditions['cores']} "
             "cores, and share one where there are more hosts; links of "
             f"{place['rate']}, TCP {conditions['tcp_congestion_control']}. Load average before "
-            f"each part: {loads}. {before} Today is the commit {commits[TCP]}."
+            f"each part: {loads}. {before} Today is the commit "
+            f"{commits[TCP]}."
         ),
         Picture(f"{file_name}.png", CAPTION, draw(record)),
         Paragraph(

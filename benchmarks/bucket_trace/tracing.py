@@ -46,7 +46,7 @@ TODAY = {"gloo": Variant("gloo"), "tcp": Variant("tcp")}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a bucket is traced.
+    """The hosts and links of a trace.
 
     Attributes:
         hosts: Number of hosts, each with one rank.

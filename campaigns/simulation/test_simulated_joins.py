@@ -1,4 +1,4 @@
-"""What a donor gives a newcomer of a crew, in schedules in which nothing goes wrong."""
+"""Newcomers of a crew receive the right state from their donor, in schedules without faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a crew of machines of several processes refuses: each is named."""
+"""Options that crews of machines with several processes refuse, by name."""
 
 from __future__ import annotations
 
