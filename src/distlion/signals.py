@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+LISTEN_S = 0.1
+"""Seconds that the main thread waits at a time for another one: a signal wakes neither a wait that
+begins as it comes nor one whose process got it on another thread."""
 Handler = Callable[[int, FrameType | None], Any]
 
 logger = logging.getLogger("distlion")

@@ -51,11 +51,14 @@ class Scene:
         point: The fault point where it comes; "waiting" for a wait of the victim for a late peer.
         options: Of the optimizer.
         number: The signal.
+        is_elsewhere: Whether the system delivers it to another thread than Python's main one, which
+            no signal wakes then.
     """
 
     point: Any
     options: dict[str, Any] = field(default_factory=dict)
     number: int = signal.SIGINT
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,18 @@ SCENES = {
         if (pattern, point) != ("parameter-server", "counted")  # the server alone counts
     },
     "averaged momenta": Scene("counted", SYNC),
+    **{
+        f"{mode}, heard by another thread": Scene("waiting", options, is_elsewhere=True)
+        for mode, options in {"plain": {}, "overlap": OVERLAP}.items()
+    },
     "SystemExit": Scene("framed", {"exchange": distlion.AllReduce()}, signal.SIGTERM),
 }
 QUICK = [
     *(f"{pattern}, plain, waiting" for pattern in matrix.PATTERNS),
     "all-gather, overlap, waiting",
     "all-reduce, plain, before_commit",
+    "plain, heard by another thread",
+    "overlap, heard by another thread",
     "SystemExit",
 ]
 
@@ -110,11 +119,14 @@ def play(rank: int, world_size: int, scenes: list[Scene], folder: str) -> list[R
 def meet(rank: int, scene: Scene, place: Path) -> Report:
     options = {"process_group": dist.new_group(), **scene.options}
     optimizer = make_optimizer(FAR_S, options)
+    if scene.is_elsewhere:  # behind the optimizer, whose threads take this mask
+        signal.pthread_sigmask(signal.SIG_BLOCK, [scene.number])
     if scene.point == "waiting":
         stage_a_wait(optimizer, rank, place)
     elif rank == VICTIM:
         arm(scene.point, functools.partial(signal.raise_signal, scene.number))
     report = observe(optimizer, rank)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [scene.number])
     if rank == VICTIM or scene.point == "waiting":
         assert all(fault.fired for fault in faults.armed), "a fault did not fire"
     faults.disarm_all()

@@ -34,6 +34,7 @@ from distlion.errors import (
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import VotingBase
 from distlion.peers.ownership import MomentumOwnership
+from distlion.signals import LISTEN_S
 from distlion.step.gradients import warn_user
 
 CALL = "save_checkpoint()"
@@ -81,8 +82,8 @@ class PendingCheckpoint:
 
     def finish(self) -> None:
         """Wait until it is over, however it ends."""
-        if self._thread is not None:
-            self._thread.join()
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(LISTEN_S)
 
     @property
     def is_done(self) -> bool:

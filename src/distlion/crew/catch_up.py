@@ -26,6 +26,7 @@ from distlion.crew.replies import HasParameters, ReplayError, Replica, StepReply
 from distlion.crew.side_link import SideLink, dial
 from distlion.crew.store import Rendezvous
 from distlion.errors import CrewError
+from distlion.signals import LISTEN_S
 from distlion.step.newcomers import Newcomers
 from distlion.votes.aggregation import Aggregation
 from distlion.wire.background import run_in_background
@@ -102,7 +103,8 @@ class CatchUp:
         """End it, and wait until nothing is written any more."""
         self._ended.set()
         self._link.close()
-        self._stopped.wait()  # at most one replay
+        while not self._stopped.wait(LISTEN_S):  # at most one replay
+            pass
 
     def _run(self) -> None:
         try:

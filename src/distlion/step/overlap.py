@@ -6,8 +6,9 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from distlion.errors import InvalidArgumentError
 from distlion.failures import Status
-from distlion.signals import deferred_signals
+from distlion.signals import LISTEN_S, deferred_signals
 from distlion.step.arrivals import Arrivals
 from distlion.step.bucket import Bucket, Completion, Pipeline, judge
 from distlion.step.inputs import StepInputs
@@ -184,7 +185,7 @@ class Overlap:
                 while self._n_started < len(self._buckets) - 1:
                     self._start()
             self._cast(len(self._buckets) - 1, inputs, self._make_completion(inputs, now))
-            return inputs, self._submit(pipeline.drain).result()
+            return inputs, _await(self._submit(pipeline.drain))
         except BaseException:
             # The thread may still load buckets, which would keep gradients of a dead optimizer.
             self._tasks.put((Future(), self._clear))
@@ -241,7 +242,7 @@ class Overlap:
                     pipeline.add(bucket.abstain(given_up, inputs.coins, nonfinite=inputs.nonfinite))
                 return pipeline.drain()
 
-            buckets = self._submit(abstain_from_rest).result()
+            buckets = _await(self._submit(abstain_from_rest))
             verdict = judge(buckets)
             by_all = buckets[-1].reply.verdict.cancelled_by_all
         finally:
@@ -257,6 +258,14 @@ class Overlap:
     def _clear(self) -> None:
         for bucket in self._buckets:
             bucket.clear()
+
+
+def _await(future: Future[T]) -> T:
+    """Wait for a result, and hear signals within ``LISTEN_S``."""
+    while not future.done():
+        with suppress(futures.TimeoutError):
+            future.exception(LISTEN_S)
+    return future.result()
 
 
 def _register(param: Tensor, overlap: weakref.ref[Overlap]) -> RemovableHandle:
