@@ -17,6 +17,13 @@ SIGNALS = (
         STEPS,
     ),
     Mutation(
+        "signals: overlap hears none that comes to another thread",
+        "step/overlap.py",
+        "            future.exception(LISTEN_S)\n",
+        "            future.exception()\n",
+        (f"{STEPS[0]}::test_an_interrupted_step_is_committed_by_all_and_the_others_hear_who_left",),
+    ),
+    Mutation(
         "signals: construction waits for its end",
         "step/lifecycle.py",
         "deferred_signals(what) if self.is_ready else",

@@ -155,9 +155,8 @@ class Future(_Waitable):
     def __class_getitem__(cls, item: object) -> type[Future]:
         return cls
 
-    @property
-    def is_done(self) -> bool:
-        """True if there is a result or an error; where there is one, others are ignored."""
+    def done(self) -> bool:
+        """Return whether there is a result or an error; where there is one, others are ignored."""
         return self._outcome is not None
 
     def set_result(self, result: Any) -> None:
@@ -168,14 +167,20 @@ class Future(_Waitable):
         self._outcome = (None, error)
         self._notify()
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return self._await_outcome(timeout)[1]
+
     def result(self, timeout: float | None = None) -> Any:
-        if not self._wait_for(lambda: self._outcome is not None, timeout):
-            raise FutureTimeoutError
-        assert self._outcome is not None
-        result, error = self._outcome
+        result, error = self._await_outcome(timeout)
         if error is not None:
             raise error
         return result
+
+    def _await_outcome(self, timeout: float | None) -> tuple[Any, BaseException | None]:
+        if not self._wait_for(lambda: self._outcome is not None, timeout):
+            raise FutureTimeoutError
+        assert self._outcome is not None
+        return self._outcome
 
 
 class SimpleQueue(_Waitable):

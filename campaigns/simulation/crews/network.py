@@ -139,7 +139,7 @@ class CrewNetwork(Network):
             n_stores: Stores before the one that the connection is to.
         """
         answer, kernel = Future(), self.kernel
-        self._asked = [(asker, other) for asker, other in self._asked if not other.is_done]
+        self._asked = [(asker, other) for asker, other in self._asked if not other.done()]
         self._asked.append((machine, answer))
         under_way.append(lambda: self._serve(machine, action, keys, answer))
 
@@ -190,7 +190,7 @@ class CrewNetwork(Network):
                 if silent_s < math.inf:
                     kernel.call_at(silent_s + kernel.random.random() * WAKING_S, arrive)
                 return
-            if not answer.is_done:  # a reply that was under way as the store died
+            if not answer.done():  # a reply that was under way as the store died
                 come()
 
         kernel.call_at(kernel.now_s + self.draw_store_delay_s(), arrive)
