@@ -27,6 +27,7 @@ RECORDS = {
     "local_vote_latest": "torchrun --nproc-per-node 2 benchmarks/local_vote.py "
     "--json benchmarks/results/local_vote_latest.json",
     "gpu/ops": "python benchmarks/gpu ops",
+    "gpu/steps": "python benchmarks/gpu steps",
     "gpu/hosts_first_look": "a script of its own",
 }
 LATENCY_MS = 50.0
@@ -55,9 +56,11 @@ NOT_BUILT = """\
   ([device](device.md)). On cores that compute it costs up to 12 % ([end to end](end_to_end.md)), so
   `"auto"` keeps its trial.
 - **Votes a step late.** They lose 0.048 nats, and 0.01 was allowed ([delay](delay.md)).
-- **Others' transports.** torchcomms and PCCL were placeholders without code in PyPI, UCX needs
-  CUDA's libraries, and MPI by default ends all ranks with one. None was measured
+- **Others' transports.** torchcomms and PCCL were placeholders without code in PyPI, and the Python
+  package of UCX needs CUDA's libraries. None was measured
   ([more](../../studies/lab-notebook.md#2026-11-29-votes-over-sockets-of-our-own)).
+- **Kernels of LocalSteps for GPUs.** The C++ core encodes residuals and scaled votes in one pass;
+  on a GPU plain torch does it, in several.
 """
 
 
@@ -144,17 +147,27 @@ def list_host_goals(record: dict[str, Any]) -> Iterator[Goal]:
     for name in ("Lion", "DistributedLion, one worker"):
         what = f"{name}, 148 small tensors on a CPU: times fused AdamW"
         yield Goal(what, 1.0, seconds[name] / seconds["AdamW, fused"], False, "host_time")
-    for name, found in record["pretended"]["found"].items():
+
+
+def list_host_goals_on_gpu(record: dict[str, Any], today: dict[str, Any]) -> Iterator[Goal]:
+    """List the same on a GPU, as last timed, and what today's steps do without one."""
+    seconds, pretended = today["processor_s"]["found"], today["pretended"]["found"]
+    for row in record["rows"]:
+        name = row["optimizer"].removeprefix("distlion.").replace(", alone", ", one worker")
+        if name not in pretended:
+            continue
+        found = pretended[name]
         yield Goal(
-            f"{name}, 148 small tensors on a GPU: ms of the host",
+            f"{name}, GPT-2's 148 tensors on a GPU: ms of the host",
             1.0,
-            None,
+            1e3 * row["host_s"],
             False,
-            "host_time",
-            f"`python benchmarks/gpu hosts` on a GPU. On a CPU a step takes "
-            f"{1e3 * seconds[name]:.2f} ms, with {found['calls_on_cpu']} calls of our functions; "
-            f"on the pretended GPU of the tests there are {found['calls']} calls, "
-            f"{found['launches']} launches and {found['waits']} waits.",
+            "gpu/steps",
+            f"Timed before a step's Python was cut: `python benchmarks/gpu steps` on a GPU. Today "
+            f"a step on small tensors takes {1e3 * seconds[name]:.2f} ms on a CPU, with "
+            f"{found['calls_on_cpu']} calls of our functions; on the pretended GPU of the tests "
+            f"there are {found['calls']} calls, {found['launches']} launches and "
+            f"{found['waits']} waits.",
         )
 
 
@@ -171,15 +184,17 @@ def list_local_goals(record: dict[str, Any]) -> Iterator[Goal]:
             "ratio",
             1.5,
             "a vote of LocalSteps, times a majority vote's processor time; the most expensive",
-            "Deltas, residuals and outer momentum are 38 to 60 bytes a parameter, and a majority "
-            "vote's 28. Left to try: residuals in bfloat16, and one pass for all of it.",
+            "Votes wait for memory: the simplest rule's moves 50 bytes a parameter, a majority "
+            "vote 28 ([count](../../studies/lab-notebook.md"
+            "#2026-11-28-a-vote-of-local-steps-at-less-cost)). Left to try: residuals in bfloat16, "
+            "and deltas that are computed anew instead of stored.",
         ),
         (
             "first_vote",
             1.2,
             "its first vote, times a later one; the most expensive",
-            "The first vote touches memory that the process has never used. Left to try: touch it "
-            "at construction.",
+            "The first vote makes what later ones keep, such as the estimates of those who count "
+            "votes by `EstimateVote`. Left to try: make it at construction.",
         ),
     ):
         rule = max(cells, key=lambda rule: cells[rule][key])
@@ -274,6 +289,7 @@ LISTS = {
 def write_page(records: dict[str, dict[str, Any]]) -> str:
     """Write the page out of the records."""
     goals = [goal for name, list_goals in LISTS.items() for goal in list_goals(records[name])]
+    goals += list_host_goals_on_gpu(records["gpu/steps"], records["host_time"])
     n_met = sum(goal.is_met is True for goal in goals)
     lines = [
         "# Goals of the wire",

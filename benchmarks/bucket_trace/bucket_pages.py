@@ -164,9 +164,9 @@ def write_page(record: Record, file_name: str) -> list[Block]:
             f"have three parts. *{LATER.capitalize()}* lasts until every rank has sent, "
             f"*{ON_THE_WAY}* until the kernel had the last byte, by the packets that came to the "
             f"host, and *{WAKE_UP}* until the waiting thread went on. *{SEND.capitalize()}* has "
-            "all system calls of own sockets; Gloo makes them in a thread of its own. The "
-            "variants took turns. The picture has the median step; the tables have medians over "
-            "steps, of means over ranks."
+            "all system calls of own sockets, and bytes that travel meanwhile; Gloo makes them in "
+            "a thread of its own. The variants took turns. The picture has the median step; the "
+            "tables have medians over steps, of means over ranks."
         ),
         *write_tables(record),
     ]

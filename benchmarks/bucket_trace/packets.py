@@ -111,10 +111,13 @@ def _count_bytes(flow: Sequence[Packet]) -> int:
 
 def find_arrival(flow: Sequence[Packet], n_bytes: int) -> int:
     """Return when a connection had brought so many bytes without a gap; arguments as above."""
-    first = flow[0].sequence
+    # Numbers begin anew behind 2**32. The first packet may be lost on its way, and come again.
+    far = 2**31
+    places = [(packet.sequence - flow[0].sequence + far) % 2**32 - far for packet in flow]
+    first = min(places)
     ready, ahead = 0, []
-    for packet in flow:
-        begin = (packet.sequence - first) % 2**32
+    for packet, place in zip(flow, places, strict=True):
+        begin = place - first
         ahead.append((begin, begin + packet.n_bytes))
         ahead.sort()
         while ahead and ahead[0][0] <= ready:

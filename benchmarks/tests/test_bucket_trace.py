@@ -74,6 +74,13 @@ def make_packet(trace: Any, at_ns: int, sequence: int, n_bytes: int, **changes: 
     return packet._replace(**changes)
 
 
+def test_a_first_packet_that_was_lost_counts_where_it_comes_again(trace: Any) -> None:
+    start = 2**32 - 50
+    flow = [make_packet(trace, 1, 50, 100), make_packet(trace, 2, start, 100)]
+    assert trace.packets.find_arrival(flow, 100) == 2
+    assert trace.packets.find_arrival(flow, 200) == 2
+
+
 def test_a_chunk_is_there_when_its_last_gap_is_filled(trace: Any) -> None:
     start = 2**32 - 50
     flow = [
