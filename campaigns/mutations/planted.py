@@ -352,8 +352,8 @@ MUTATIONS = (
     Mutation(
         "virtual: a lone worker is not clipped",
         "virtual/collection.py",
-        "clip=make_clip_alone(settings.clip_norm),",
-        "clip=None,",
+        "inputs, self._settings.clip_norm)",
+        "inputs, None)",
         COLLECTION,
     ),
     Mutation(

@@ -63,8 +63,8 @@ SHARED = (
     Mutation(
         "a worker alone notes the norm of a step that it refuses",
         "step/alone.py",
-        "clip(segments, norms.append)",
-        "clip(segments, note_norm)",
+        "clip_alone(segments, clip, norms.append)",
+        "clip_alone(segments, clip, inputs.note_norm)",
         (f"{CLIPPING[0]}[1-worker]",),
     ),
     Mutation(

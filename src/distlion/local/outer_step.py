@@ -11,12 +11,12 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.failures import Status
+from distlion.kernels.coin import Coin
+from distlion.kernels.contract import Segment
 from distlion.kernels.dispatch import choose_kernels
-from distlion.step.alone import check_finite, gather_alone
+from distlion.step.alone import step_alone
 from distlion.step.arguments import check_number, check_positive
-from distlion.step.bucket import abstain
 from distlion.step.inputs import StepInputs
-from distlion.step.outcome import describe_problem
 from distlion.step.param import VotingParam, local_tensor
 from distlion.step.stage import Replied, Stage
 from distlion.votes.aggregation import Aggregation
@@ -245,22 +245,13 @@ class OuterStage(Stage):
         Equation:
             u = d, in place of s * S
         """
-        header = inputs.header
-        if header.status is not Status.OK:
-            return Verdict.of(header)
-        try:
-            segments = gather_alone(params, inputs.coefficients, step=header.step)
-        except Exception as error:  # noqa: BLE001
-            inputs.problems.append(describe_problem(error))
-            return Verdict(Status.INPUT, (inputs.rank,))
-        finite = check_finite(segments)
-        if inputs.nonfinite == "abstain":
-            segments = list(abstain(segments, finite, rank=inputs.rank, step=header.step))
-        elif not all(finite):
-            return Verdict(Status.NON_FINITE, (inputs.rank,), finite.index(False))
+        return step_alone(params, inputs, None, self._move_alone)
+
+    def _move_alone(
+        self, params: Sequence[VotingParam], segments: Sequence[Segment], _: Coin | None
+    ) -> None:
         self._voted_alone = [n for n, each in enumerate(segments) if each.grad is not None]
         for param, segment in zip(params, segments, strict=True):
             if segment.grad is not None:
                 segment.param.sub_(segment.grad * segment.coefficients.lr)
                 param.write_back(segment.param)
-        return Verdict(Status.OK)

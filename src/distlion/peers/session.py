@@ -30,7 +30,6 @@ from distlion.peers.routing import Routing
 from distlion.peers.weights import agree_on_weights, describe_weights
 from distlion.step.alone import step_alone
 from distlion.step.bucket import Bucket
-from distlion.step.clipping import make_clip_alone
 from distlion.step.diagnostics import Diagnosis, Examination
 from distlion.step.gradients import GradientWatch, UseWatch
 from distlion.step.inputs import StepInputs
@@ -351,7 +350,7 @@ class Session:
         moved = (stage.move_alone(self.params, inputs) for stage in self.stages)
         verdict = next((each for each in moved if each is not None), None)
         if verdict is None:
-            verdict = step_alone(self.params, inputs, make_clip_alone(self.settings.clip_norm))
+            verdict = step_alone(self.params, inputs, self.settings.clip_norm)
         self.meter.count_step(self.n_elements)
         return verdict.status is Status.OK or self.abandon(verdict, groups, inputs)
 

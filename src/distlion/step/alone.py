@@ -12,12 +12,13 @@ from distlion.kernels.dispatch import choose_kernels
 from distlion.kernels.orthogonal import step_alone_orthogonal
 from distlion.kernels.reference import Kernels
 from distlion.step.bucket import abstain
-from distlion.step.inputs import NoteNorm, StepInputs
+from distlion.step.clipping import ClipNorm, clip_alone
+from distlion.step.inputs import StepInputs
 from distlion.step.param import VotingParam, make_segments, take_gradients
 from distlion.wire.verdict import Verdict
 
-ClipAlone = Callable[[Sequence[Segment], NoteNorm], Sequence[Segment]]
-"""Function that clips the gradients of a single worker, and notes their norm."""
+MoveAlone = Callable[[Sequence[VotingParam], Sequence[Segment], Coin | None], None]
+"""Function that moves parameters by their own worker's segments, see ``move_alone``."""
 
 
 def gather_alone(
@@ -37,69 +38,6 @@ def gather_alone(
     return make_segments(params, grads, coefficients, grad_scale)
 
 
-def step_alone(
-    params: Sequence[VotingParam], inputs: StepInputs, clip: ClipAlone | None
-) -> Verdict:
-    """Do a step of Lion with the present gradients of parameters; see ``commit_alone``."""
-    header, step = inputs.header, inputs.header.step
-    if header.status is not Status.OK:
-        return Verdict.of(header)
-    try:
-        segments = gather_alone(params, inputs.coefficients, step=step)
-    except StepError:
-        raise
-    except Exception as error:  # noqa: BLE001
-        return Verdict.of(inputs.refuse(header, error))
-    return commit_alone(
-        params,
-        segments,
-        clip=clip,
-        note_norm=inputs.note_norm,
-        nonfinite=inputs.nonfinite,
-        rounding=inputs.rounding,
-        rank=inputs.rank,
-        step=step,
-        found_inf=inputs.found_inf,
-    )
-
-
-def commit_alone(
-    params: Sequence[VotingParam],
-    segments: Sequence[Segment],
-    *,
-    clip: ClipAlone | None,
-    note_norm: NoteNorm,
-    nonfinite: str,
-    rounding: Coin | None,
-    step: int,
-    rank: int = 0,
-    found_inf: bool = False,
-) -> Verdict:
-    """Do a step of Lion with one worker's segments, under the policy for non-finite values.
-
-    Returns:
-        The verdict; nothing has moved unless it is OK.
-    """
-    norms: list[float] = []
-    if clip is not None:
-        segments = clip(segments, norms.append)
-    by_kernels = _by_kernels(segments)
-    if len(by_kernels) == 1:  # two ops read them
-        segments = by_kernels[0][0].gather(segments)
-    finite = check_finite(segments)
-    if nonfinite == "abstain":
-        finite = [is_finite and not found_inf for is_finite in finite]
-        segments = abstain(segments, finite, rank=rank, step=step)
-    elif found_inf:
-        return Verdict(Status.OVERFLOW, (rank,))
-    elif not all(finite):
-        return Verdict(Status.NON_FINITE, (rank,), finite.index(False))
-    move_alone(params, segments, rounding)
-    for norm in norms:
-        note_norm(norm)
-    return Verdict(Status.OK)
-
-
 def move_alone(
     params: Sequence[VotingParam], segments: Sequence[Segment], rounding: Coin | None
 ) -> None:
@@ -114,6 +52,65 @@ def move_alone(
     for param, segment in zip(params, segments, strict=True):
         if segment.param is not param.param:
             param.write_back(segment.param)
+
+
+def step_alone(
+    params: Sequence[VotingParam],
+    inputs: StepInputs,
+    clip: ClipNorm | None,
+    move: MoveAlone = move_alone,
+) -> Verdict:
+    """Do a step with the present gradients of parameters; see ``commit_alone``."""
+    header = inputs.header
+    if header.status is not Status.OK:
+        return Verdict.of(header)
+    try:
+        segments = gather_alone(params, inputs.coefficients, step=header.step)
+    except StepError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        return Verdict.of(inputs.refuse(header, error))
+    return commit_alone(params, segments, inputs, clip, move)
+
+
+def commit_alone(
+    params: Sequence[VotingParam],
+    segments: Sequence[Segment],
+    inputs: StepInputs,
+    clip: ClipNorm | None,
+    move: MoveAlone = move_alone,
+) -> Verdict:
+    """Do a step with one worker's segments, under the policy for non-finite values.
+
+    Args:
+        params: The parameters.
+        segments: A segment for each of them.
+        inputs: The inputs of the step.
+        clip: The clipping settings; None for no clipping.
+        move: Function that moves the parameters; by default a step of Lion.
+
+    Returns:
+        The verdict; nothing has moved unless it is OK.
+    """
+    rank = inputs.rank
+    norms: list[float] = []
+    if clip is not None:
+        segments = clip_alone(segments, clip, norms.append)
+    by_kernels = _by_kernels(segments)
+    if len(by_kernels) == 1:  # two ops read them
+        segments = by_kernels[0][0].gather(segments)
+    finite = check_finite(segments)
+    if inputs.nonfinite == "abstain":
+        finite = [is_finite and not inputs.found_inf for is_finite in finite]
+        segments = abstain(segments, finite, rank=rank, step=inputs.header.step)
+    elif inputs.found_inf:
+        return Verdict(Status.OVERFLOW, (rank,))
+    elif not all(finite):
+        return Verdict(Status.NON_FINITE, (rank,), finite.index(False))
+    move(params, segments, inputs.rounding)
+    for norm in norms:
+        inputs.note_norm(norm)
+    return Verdict(Status.OK)
 
 
 def check_finite(segments: Sequence[Segment]) -> list[bool]:

@@ -10,7 +10,6 @@ from typing import Literal
 from distlion.errors import UnsupportedTypeError
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Segment
 from distlion.kernels.dispatch import choose_kernels
-from distlion.step.alone import ClipAlone
 from distlion.step.arguments import check_choice, check_positive
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import NoteNorm, StepInputs
@@ -92,11 +91,6 @@ def clip_alone(segments: Sequence[Segment], clip: ClipNorm, note: NoteNorm) -> S
     norm = math.sqrt(_add_exactly(_list_square_sums(segments)))
     note(norm)
     return scale_segments(segments, find_factor(norm, clip))
-
-
-def make_clip_alone(clip: ClipNorm | None) -> ClipAlone | None:
-    """Return the function that clips the gradients of a single worker; None without clipping."""
-    return None if clip is None else lambda segments, note: clip_alone(segments, clip, note)
 
 
 class Clipping(Stage):

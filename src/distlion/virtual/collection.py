@@ -11,7 +11,7 @@ from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import Coefficients, Segment
 from distlion.step.alone import commit_alone, gather_alone
 from distlion.step.bucket import run_all
-from distlion.step.clipping import clip_alone, clip_together, make_clip_alone
+from distlion.step.clipping import clip_alone, clip_together
 from distlion.step.diagnostics import Examiner
 from distlion.step.inputs import StepInputs
 from distlion.step.outcome import explain, log_skip
@@ -139,7 +139,7 @@ class Collection:
             bucket.count(coins, coefficients)
         self._examine(coefficients)
         for bucket in self.buckets:
-            bucket.commit(coefficients, self._rounding(coins))
+            bucket.commit(coefficients, self._rounding())
         return True
 
     def _list_sides(self, worker: int) -> list[Side]:
@@ -154,7 +154,7 @@ class Collection:
             rank=worker,
             header=Header(ChunkKind.VOTE, self._step, 0, worker, 0),
             coins=self._coins_of(self._roster.ids[worker]),
-            rounding=None,
+            rounding=self._rounding(),
             coefficients=coefficients,
             nonfinite=self._settings.nonfinite,
             found_inf=False,
@@ -257,19 +257,15 @@ class Collection:
 
     def _commit_alone(self, coefficients: Sequence[Coefficients]) -> bool:
         """Do a step of ``Lion``, under the same policy for values that are not finite."""
-        settings, absent = self._settings, [None] * len(self._params)
-        verdict = commit_alone(
-            self._params,
-            self._alone or make_segments(take_rows(self._params, 0), absent, coefficients, 1.0),
-            clip=make_clip_alone(settings.clip_norm),
-            note_norm=partial(self._note_norm, 0),
-            nonfinite=settings.nonfinite,
-            rounding=self._rounding(Coins(settings.seed, self._step, 0)),
-            step=self._step,
+        absent = [None] * len(self._params)
+        segments = self._alone or make_segments(
+            take_rows(self._params, 0), absent, coefficients, 1.0
         )
+        inputs = self._make_inputs(0, coefficients)
+        verdict = commit_alone(self._params, segments, inputs, self._settings.clip_norm)
         if verdict.status is not Status.OK:
             self._give_up(verdict)
         return verdict.status is Status.OK
 
-    def _rounding(self, coins: Coins) -> Coin | None:
-        return coins.rounding if self._settings.precision.is_stochastic else None
+    def _rounding(self) -> Coin | None:
+        return self._coins_of(0).rounding if self._settings.precision.is_stochastic else None
