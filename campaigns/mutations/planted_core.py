@@ -10,8 +10,8 @@ CORE = (
     Mutation(
         "core: a weight is not counted",
         "votes/bucket_vote.py",
-        "        if self.is_weighted:\n",
-        "        if False:\n",
+        "self.roster.weigh(present), self.bucket",
+        "present, self.bucket",
         TOYS,
     ),
     Mutation(
@@ -30,7 +30,7 @@ CORE = (
     ),
     Mutation(
         "core: estimates weigh alike",
-        "votes/scaled.py",
+        "votes/bucket_vote.py",
         "weights = self.roster.weights",
         "weights = [1] * self.roster.n_voters",
         TOYS,

@@ -10,14 +10,14 @@ OPS = ("kernels/test_feedback.py", "kernels/test_conformance_feedback.py")
 FEEDBACK = (
     Mutation(
         "a worker forgets what its vote has said",
-        "votes/feedback.py",
+        "votes/bucket_vote.py",
         "for move in (self._move_own, self._move_counted):",
         "for move in (self._move_counted,):",
         ESTIMATES,
     ),
     Mutation(
         "who counts forgets what votes have said",
-        "votes/feedback.py",
+        "votes/bucket_vote.py",
         "for move in (self._move_own, self._move_counted):",
         "for move in (self._move_own,):",
         ESTIMATES,

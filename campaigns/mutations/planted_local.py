@@ -21,14 +21,14 @@ FILES = ("checkpoint/test_local_steps_saved.py",)
 LOCAL_STEPS = (
     Mutation(
         "a scale is that of the whole vote, in every shard",
-        "votes/scaled.py",
+        "votes/bucket_vote.py",
         "scales[shard][index]",
         "scales[0][index]",
         RULES,
     ),
     Mutation(
         "a scale is a mean over all shards of a parameter",
-        "votes/scaled.py",
+        "votes/bucket_vote.py",
         "row[index] = slot.n_elements * max",
         "row[index] = self.bucket.slots[index].n_elements * max",
         RULES,
@@ -43,8 +43,8 @@ LOCAL_STEPS = (
     Mutation(
         "a worker forgets what its vote did not say",
         "votes/residual.py",
-        "            self._move_residuals()\n",
-        "            pass\n",
+        "self._move_own = partial(kernels.move_residuals, *encoded)",
+        "pass",
         RULES,
     ),
     Mutation(

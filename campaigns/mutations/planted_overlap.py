@@ -56,7 +56,7 @@ OVERLAP = (
     ),
     Mutation(
         "drafts of estimates are held until the next step",
-        "votes/feedback.py",
+        "votes/bucket_vote.py",
         "self._move_own = self._move_counted = None",
         "pass",
         ("distributed/test_estimates.py",),

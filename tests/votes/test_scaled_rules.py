@@ -179,7 +179,7 @@ def test_a_vote_that_weighs_twice_counts_as_two(rule: Aggregation) -> None:
     again = rule.start(bucket, thrice).count(kernels, flat[order], present[order], 0, coins)
     read = rule.start(bucket, weighted)
     assert torch.equal(read.read_reply(once), read.read_reply(again))
-    first, second = (read.read_scales(each) for each in (once, again))  # type: ignore[attr-defined]
+    first, second = (read.read_scales(each) for each in (once, again))
     assert torch.allclose(first, second, rtol=1e-6)
 
 

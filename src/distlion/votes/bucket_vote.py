@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from distlion.kernels.coin import Coin, Coins
-from distlion.kernels.contract import FLOAT_PLANES, Segment
+from distlion.kernels.contract import FLOAT32_MAX, FLOAT_PLANES, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.orthogonal import orthogonalize_directions
 from distlion.kernels.reference import Kernels
-from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout, BucketShape
+from distlion.layout import (
+    BLOCK_WORDS,
+    FLOAT_BYTES,
+    WORD_ELEMENTS,
+    BucketLayout,
+    BucketShape,
+    Slot,
+)
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
 from distlion.votes.sums import RuleSums
@@ -29,10 +36,18 @@ WorkerState = Mapping[str, Tensor]
 class BucketVote:
     """The vote on one bucket, without a network: encode, count, commit.
 
-    This class serves every rule without state. A rule with state returns a subclass from ``start``,
-    which drafts its new state: ``encode`` and ``count`` only read, and ``note`` makes their last
-    drafts current. The draft leaves out every parameter that has no gradient, or is not finite, as
-    the worker abstains there.
+    Equation:
+        x = x - lr * s * S, where s is 1 unless the reply has scales
+
+    This class serves every rule without state and scales; others return a subclass from ``start``.
+    One with state drafts its new state: ``encode`` and ``count`` only read, and ``note`` makes
+    their last drafts current. The draft leaves out every parameter that has no gradient, or is not
+    finite, as the worker abstains there.
+
+    Scales, float32, follow the bits of each shard of a vote, and of a reply. A reply has one for
+    each parameter and shard: a shard's owner computes it from its own part, from bytes alone. Ops
+    get it as the rate of a segment, which is cut where shards meet, so that ops do not need to know
+    scales.
 
     Args:
         rule: The rule of the vote.
@@ -43,7 +58,6 @@ class BucketVote:
         shape: Sizes on the wire.
         vote_planes, reply_planes: Bits per element of a vote, and of a reply.
         reply_format: The format in which a reply encodes S.
-        is_weighted: Whether some vote counts more than once.
     """
 
     def __init__(self, rule: Aggregation, bucket: BucketLayout, roster: Roster) -> None:
@@ -52,7 +66,9 @@ class BucketVote:
         self.vote_planes = rule.vote_planes
         self.reply_planes = rule.reply_planes(roster.n_votes)
         self.reply_format = rule.reply_format
-        self.is_weighted = roster.is_weighted
+        # The drafts: of the worker that has encoded, and of the rank that has counted.
+        self._move_own: Callable[[], None] | None = None
+        self._move_counted: Callable[[], None] | None = None
 
     def encode(
         self,
@@ -116,13 +132,11 @@ class BucketVote:
         Returns:
             (n_shards * reply_bytes,) uint8.
         """
-        if self.is_weighted:
-            present = self.roster.weigh(present)
         packed = votes.contiguous().view(torch.int64)
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
         first_block = first_shard * self.bucket.shard_blocks
-        cast = BlockVotes(packed, present, self.bucket, first_block)
+        cast = BlockVotes(packed, self.roster.weigh(present), self.bucket, first_block)
         self.rule.count(kernels, cast, coins, out=out)
         return out.view(-1).view(torch.uint8)
 
@@ -134,9 +148,20 @@ class BucketVote:
         return self.roster.weigh(present).sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
-        """Read a reply's bytes, without padding after them: (blocks, planes, 8) int64."""
-        row = payload.reshape(-1)[: self.shape.n_shards * self.shape.reply_bytes]
+        """Read the bits of a reply, without padding after them: (blocks, planes, 8) int64."""
+        row, tail_bytes = self._cut_padding(payload), self.shape.reply_scales_bytes
+        if tail_bytes:
+            row = row.view(self.shape.n_shards, -1)[:, :-tail_bytes].contiguous().view(-1)
         return row.view(torch.int64).view(-1, self.reply_planes, BLOCK_WORDS)
+
+    def read_scales(self, payload: Tensor) -> Tensor:
+        """Read a reply's step lengths: (n_shards, n_params) float32, on the payload's device."""
+        shards = self._cut_padding(payload).view(self.shape.n_shards, -1)
+        tail = shards[:, -self.shape.reply_scales_bytes :].contiguous().view(torch.float32)
+        return tail[:, : len(self.bucket.slots)]
+
+    def _cut_padding(self, payload: Tensor) -> Tensor:
+        return payload.reshape(-1)[: self.shape.n_shards * self.shape.reply_bytes]
 
     def list_replies(
         self, payload: Tensor, present: Sequence[int], positions: Sequence[int]
@@ -172,6 +197,11 @@ class BucketVote:
             payload: As for ``read_reply``, on the parameters' device.
             rounding: The coin of stochastic rounding; None to round to nearest.
         """
+        if self.shape.reply_scales_bytes:
+            # First, as a residual depends on the direction, and that on the momentum.
+            self.note()
+            self.apply(kernels, segments, present, payload, rounding)
+            return
         self.apply(kernels, segments, present, payload, rounding)
         if not all(present):
             # Momenta of a worker that is left out move too where nobody else has a vote.
@@ -191,10 +221,23 @@ class BucketVote:
         Arguments are those of ``commit``. Momenta that are elsewhere need no more.
         """
         reply = self.read_reply(payload)
+        if self.shape.reply_scales_bytes:
+            scales = self.read_scales(payload).tolist()
+            pieces, voted = [], []
+            for shard, cuts in enumerate(self.bucket.cuts):
+                for index, slot in cuts:
+                    pieces.append(_take_piece(segments[index], slot, scales[shard][index]))
+                    voted.append(present[index])
+            segments, present = pieces, voted
         kernels.commit(segments, present, reply, reply_format=self.reply_format, rounding=rounding)
 
     def note(self) -> None:
         """Make the drafted state current, because the step was committed."""
+        for move in (self._move_own, self._move_counted):
+            if move is not None:
+                move()
+        # Otherwise they would hold gradients and all votes until the next step.
+        self._move_own = self._move_counted = None
 
     def export_state(self, kept: Sequence[WorkerState]) -> Tensor:
         """Return a worker's state for a counter that has not counted its earlier votes.
@@ -234,6 +277,85 @@ class BucketVote:
         shape = self.bucket.n_blocks, self.vote_planes, BLOCK_WORDS
         return torch.empty(shape, dtype=torch.int64, device=device)
 
+    def _split_votes(self, votes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bits, (workers, blocks, planes, 8), and the scales, (workers, n_params, p)."""
+        shape, n_params, n_scales = self.shape, len(self.bucket.slots), self.rule.n_scales
+        shards = votes.view(len(votes), -1, shape.vote_bytes)
+        bits_bytes = shape.vote_bytes - shape.scales_bytes
+        # Flat: a bucket without elements has no bits, and no strides that could be divided by 8.
+        bits = shards[:, :, :bits_bytes].contiguous().view(-1).view(torch.int64)
+        tail = shards[:, 0, bits_bytes:].contiguous().view(torch.float32)
+        scales = tail[:, : n_params * n_scales].reshape(len(votes), n_params, n_scales)
+        return bits.view(len(votes), -1, self.vote_planes, BLOCK_WORDS), scales
+
+    def _join_votes(self, votes: Tensor, scales: Tensor) -> Tensor:
+        """Append all scales to the bits of each shard: (n_shards, vote_bytes) uint8."""
+        shape = self.shape
+        row = torch.zeros(shape.scales_bytes, dtype=torch.uint8, device=votes.device)
+        found = scales.contiguous().view(-1).view(torch.uint8)
+        row[: found.numel()] = found
+        bits = votes.view(-1).view(torch.uint8).view(shape.n_shards, -1)
+        return torch.cat([bits, row.expand(shape.n_shards, -1)], dim=1)
+
+    def _join_reply(self, reply: Tensor, scales: Tensor) -> Tensor:
+        """Append the scales, (shards, n_params) float32, to the bits of each counted shard.
+
+        Returns:
+            (shards * reply_bytes,) uint8.
+        """
+        bits = reply.view(-1).view(torch.uint8).view(len(scales), -1)
+        tail = scales.new_zeros(len(scales), self.shape.reply_scales_bytes // FLOAT_BYTES)
+        tail[:, : scales.shape[1]] = scales
+        return torch.cat([bits, tail.view(torch.uint8)], dim=1).view(-1)
+
+    def _count_shards(self, votes: Tensor) -> int:
+        """Return the number of shards in votes, (workers, n_shards * vote_bytes)."""
+        return votes.shape[1] // self.shape.vote_bytes
+
+    def _count_steps(
+        self,
+        kernels: Kernels,
+        votes: BlockVotes,
+        scales: Tensor,
+        coins: Coins,
+        *,
+        estimates: Tensor | None,
+        n_votes: Sequence[int],
+        shards: range,
+    ) -> Tensor:
+        """Count scaled votes; return the reply's bytes.
+
+        Equation:
+            s = mean over the parameter's elements in the shard of |T| / n, T as in ``count_steps``
+
+        Args:
+            kernels: The arithmetic.
+            votes: As for the op.
+            scales: As for the op.
+            coins: The coins of this step.
+            estimates: As for the op.
+            n_votes: n, for each parameter.
+            shards: The shards that are counted here.
+        """
+        packed, n_params = votes.packed, len(self.bucket.slots)
+        out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
+        sums = packed.new_empty(len(shards), n_params, dtype=torch.float64)
+        weights = self.roster.weights
+        kernels.count_steps(
+            votes, scales, coins.tie, weights=weights, estimates=estimates, out=out, sums=sums
+        )
+        if not self.shape.reply_scales_bytes:
+            return out.view(-1).view(torch.uint8)
+        counts = [[1] * n_params for _ in shards]
+        for row, shard in zip(counts, shards, strict=True):
+            for index, slot in self.bucket.cuts[shard]:
+                row[index] = slot.n_elements * max(1, n_votes[index])
+        divisors = torch.tensor(counts, dtype=torch.float64, device="cpu")
+        means = (sums / divisors.view_as(sums).to(sums.device, non_blocking=True)).float()
+        # Sums of finite numbers may exceed the range of a float.
+        torch.nan_to_num_(means, nan=FLOAT32_MAX, posinf=FLOAT32_MAX)
+        return self._join_reply(out, means)
+
 
 @dataclass(frozen=True)
 class BucketCount:
@@ -259,13 +381,23 @@ class BucketCount:
 
     def count_present(self, present: Tensor) -> Tensor:
         """Count the votes of each parameter; arguments as for ``BucketVote.count_present``."""
-        if not self.vote.is_weighted:
-            return present.sum(0)
         return self.vote.count_present(present)
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes; arguments as for ``BucketVote.count``."""
         return self.vote.count(self.kernels, votes, present, first_shard, self.coins)
+
+
+def _take_piece(segment: Segment, slot: Slot, scale: float) -> Segment:
+    """Return a part of a segment, or all of it, with a scaled rate."""
+    whole, param, grad, exp_avg, coefficients = segment
+    coefficients = coefficients._replace(lr=coefficients.lr * scale)
+    if slot.n_elements < whole.n_elements:
+        start = (slot.first_word - whole.first_word) * WORD_ELEMENTS
+        here = slice(start, start + slot.n_elements)
+        param, exp_avg = param.view(-1)[here], exp_avg.view(-1)[here]
+        grad = None if grad is None else grad.view(-1)[here]
+    return Segment(slot, param, grad, exp_avg, coefficients)
 
 
 def make_worker_state(rule: Aggregation, param: Tensor) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -19,7 +19,6 @@ from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.roster import Roster
-from distlion.votes.scaled import ScalingVote
 
 MOST_BITS = 2
 _ESTIMATE = "estimate"
@@ -89,7 +88,7 @@ class FeedbackVote(Aggregation):
     def encode(
         self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
     ) -> Tensor:
-        """Write the bits of a first vote, with all estimates 0, without its scales."""
+        """Write the bits of a first vote, with a worker's state still 0, without its scales."""
         scales = torch.empty(len(segments), self.n_scales, dtype=torch.float32, device=out.device)
         return kernels.encode_rests(segments, None, coins.zero, out=out, scales=scales)
 
@@ -102,7 +101,7 @@ class FeedbackVote(Aggregation):
         count_estimates(kernels, votes, coins.tie, out=out)
 
 
-class FeedbackBucket(ScalingVote):
+class FeedbackBucket(BucketVote):
     """The vote on one bucket, with all workers' estimates where this rank counts.
 
     A worker's own estimates are in the optimizer's state, which it passes in with every vote.
@@ -112,8 +111,6 @@ class FeedbackBucket(ScalingVote):
         super().__init__(rule, bucket, roster)
         # (workers, elements counted here) float32; None before the first vote is counted.
         self._everybody: Tensor | None = None
-        self._move_own: Callable[[], None] | None = None
-        self._move_counted: Callable[[], None] | None = None
 
     def _encode(
         self,
@@ -156,13 +153,6 @@ class FeedbackBucket(ScalingVote):
             n_votes=[self.roster.n_votes] * len(self.bucket.slots),
             shards=range(first_shard, first_shard + self._count_shards(votes)),
         )
-
-    def note(self) -> None:
-        for move in (self._move_own, self._move_counted):
-            if move is not None:
-                move()
-        # Otherwise they would hold all votes until the next step.
-        self._move_own = self._move_counted = None
 
     def import_states(self, told: Tensor) -> None:
         self._everybody = told.contiguous().view(torch.float32).clone()

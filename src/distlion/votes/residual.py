@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -18,7 +18,6 @@ from distlion.layout import BucketLayout
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.feedback import FeedbackVote
 from distlion.votes.roster import Roster
-from distlion.votes.scaled import ScalingVote
 
 _RESIDUAL = "residual"
 
@@ -60,20 +59,9 @@ class ResidualVote(FeedbackVote):
     def start(self, bucket: BucketLayout, roster: Roster) -> BucketVote:
         return _ResidualBucket(self, bucket, roster)
 
-    def encode(
-        self, kernels: Kernels, segments: Sequence[Segment], coins: Coins, *, out: Tensor
-    ) -> Tensor:
-        """Write the bits of a first vote, with all residuals 0, without its scales."""
-        scales = torch.empty(len(segments), self.n_scales, dtype=torch.float32, device=out.device)
-        return kernels.encode_rests(segments, None, coins.zero, out=out, scales=scales)
 
-
-class _ResidualBucket(ScalingVote):
+class _ResidualBucket(BucketVote):
     """The vote on one bucket, with the last vote; residuals are in the optimizer's state."""
-
-    def __init__(self, rule: ResidualVote, bucket: BucketLayout, roster: Roster) -> None:
-        super().__init__(rule, bucket, roster)
-        self._move_residuals: Callable[[], None] | None = None
 
     def _encode(
         self,
@@ -93,7 +81,7 @@ class _ResidualBucket(ScalingVote):
             segments, residuals, coins.zero, out=votes, scales=found, are_residuals=True
         )
         encoded = (segments, residuals, votes, found, finite)
-        self._move_residuals = partial(kernels.move_residuals, *encoded)
+        self._move_own = partial(kernels.move_residuals, *encoded)
         return self._join_votes(votes, scales), finite
 
     def count(
@@ -109,9 +97,3 @@ class _ResidualBucket(ScalingVote):
             n_votes=self.count_present(present).tolist(),
             shards=range(first_shard, first_shard + self._count_shards(votes)),
         )
-
-    def note(self) -> None:
-        if self._move_residuals is not None:
-            self._move_residuals()
-        # It holds the gradients.
-        self._move_residuals = None
