@@ -23,7 +23,7 @@ from distlion.layout import BucketShape
 from distlion.votes import MajorityVote
 from distlion.wire import Exchange
 from distlion.wire.frame import ChunkKind, Header
-from distlion.wire.pattern import Ballot, Exchanging, PartialReducer, Reply
+from distlion.wire.pattern import Ballot, Exchanging, Reply
 from distlion.wire.verdict import Verdict
 from loopback import CountingKernels, Crossed, make_links, run_together
 from memory_link import Memory
@@ -74,10 +74,6 @@ class ByteSums:
     def __init__(self, shape: BucketShape, *, is_weighted: bool) -> None:
         self._shape, self._is_weighted = shape, is_weighted
         self.counted_bytes = 0
-
-    @property
-    def parts(self) -> PartialReducer:
-        return self
 
     def _settle(self, sums: Tensor, n_present: Tensor, first_shard: int) -> Tensor:
         if not self._shape.vote_bytes:

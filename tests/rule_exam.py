@@ -31,9 +31,8 @@ from distlion.kernels import (
 from distlion.kernels.contract import FLOAT_PLANES
 from distlion.layout import BLOCK_WORDS, BucketLayout, fill_buckets, place_parameters
 from distlion.votes import RULES, Aggregation, Roster
-from distlion.votes.bucket_vote import make_worker_state
+from distlion.votes.bucket_vote import BucketCount, make_worker_state
 from distlion.votes.registry import parse_rule
-from distlion.votes.sums import RuleSums
 
 WORLD_SIZES = (1, 2, 3, 8)
 # 4,133 is a prime above 4,096: the second, shorter block of a scale.
@@ -353,13 +352,14 @@ def check_parts_add_up(rule: Aggregation) -> None:
     if not rule.vote_format.has_partial_sums:
         assert rule.shape(held.bucket, len(held.present)).plane_bytes is None
         return
-    parts = RuleSums(rule, held.bucket, Roster.of(3), Coins(SEED, STEPS[0], 0))
+    vote, coins = rule.start(held.bucket, Roster.of(3)), Coins(SEED, STEPS[0], 0)
+    counted = BucketCount(vote, KERNELS, coins)
     first, second, third = (
-        parts.start_sum(vote.flatten().view(torch.uint8), present)
+        counted.start_sum(vote.flatten().view(torch.uint8), present)
         for vote, present in zip(held.votes, held.present, strict=True)
     )
-    total = parts.add_sums(first, parts.add_sums(second, third, 2), 3)
-    reply = parts.settle_sum(total, held.present.sum(0))
+    total = counted.add_sums(first, counted.add_sums(second, third, 2), 3)
+    reply = counted.settle_sum(total, held.present.sum(0))
     assert torch.equal(reply, held.reply.flatten().view(torch.uint8))
 
 

@@ -64,8 +64,8 @@ WEIGHTS = (
     ),
     Mutation(
         "weights: packed sums count each vote once",
-        "votes/sums.py",
-        "        if self.roster.is_weighted:\n",
+        "votes/bucket_vote.py",
+        "        if vote.roster.is_weighted:\n",
         "        if False:\n",
         ("wire/test_recursive_doubling.py",),
     ),

@@ -16,7 +16,6 @@ from distlion.layout import BLOCK_WORDS, HEADER_BYTES, BucketLayout, fill_bucket
 from distlion.votes import Aggregation, MajorityVote, Roster
 from distlion.votes.bucket_vote import BucketCount
 from distlion.votes.full_precision import FullPrecision
-from distlion.votes.sums import RuleSums
 
 KERNELS = choose_kernels(torch.device("cpu"))
 COINS = Coins(seed=3, step=5, voter=0)
@@ -40,13 +39,15 @@ def draw_votes(
     return votes
 
 
-def add_all(parts: RuleSums, sums: list[tuple[Tensor, int]], generator: torch.Generator) -> Tensor:
+def add_all(
+    counted: BucketCount, sums: list[tuple[Tensor, int]], generator: torch.Generator
+) -> Tensor:
     """Add sums of some votes each, two at a time, in an order that is drawn."""
     while len(sums) > 1:
         places = torch.randperm(len(sums), generator=generator)[:2].tolist()
         (first, n), (second, m) = (sums[place] for place in places)
         sums = [each for place, each in enumerate(sums) if place not in places]
-        sums.append((parts.add_sums(first, second, n + m), n + m))
+        sums.append((counted.add_sums(first, second, n + m), n + m))
     return sums[0][0]
 
 
@@ -74,14 +75,14 @@ def test_sums_added_in_any_order_give_the_reply_to_all(
     expected = torch.empty(bucket.n_blocks, planes, BLOCK_WORDS, dtype=torch.int64)
     rule.count(KERNELS, BlockVotes(votes, present, bucket, 0), COINS, out=expected)
 
-    parts = RuleSums(rule, bucket, roster, COINS)
+    counted = BucketCount(rule.start(bucket, roster), KERNELS, COINS)
     sums = [
-        (parts.start_sum(vote.flatten().view(torch.uint8), here), 1)
+        (counted.start_sum(vote.flatten().view(torch.uint8), here), 1)
         for vote, here in zip(votes, present, strict=True)
     ]
-    total = add_all(parts, sums, generator)
+    total = add_all(counted, sums, generator)
     assert len(total) == shape.sum_chunk(n_workers).payload_bytes - HEADER_BYTES * n_workers
-    reply = parts.settle_sum(total, present.sum(0))
+    reply = counted.settle_sum(total, present.sum(0))
     assert torch.equal(reply, expected.view(-1).view(torch.uint8))
 
 

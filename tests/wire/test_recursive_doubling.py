@@ -166,12 +166,11 @@ def test_a_rule_that_cannot_be_counted_in_parts_is_refused_by_name() -> None:
 
 def test_weighted_votes_have_no_packed_sum() -> None:
     roster = replace(Roster.of(2), weights=(1, 2))
-    counted = MajorityVote().start(make_bucket(2), roster)
-    parts = BucketCount(counted, KERNELS, Coins(seed=1, step=3, voter=0)).parts
-    assert parts is not None
+    vote = MajorityVote().start(make_bucket(2), roster)
+    counted = BucketCount(vote, KERNELS, Coins(seed=1, step=3, voter=0))
     votes = make_votes(MajorityVote(), make_bucket(2), 0)
     with pytest.raises(InvalidArgumentError, match="workers have weights"):
-        parts.start_sum(votes.flatten(), torch.ones(len(SIZES), dtype=torch.bool))
+        counted.start_sum(votes.flatten(), torch.ones(len(SIZES), dtype=torch.bool))
 
 
 def damaged_verdicts(n: int, round_: int) -> list[tuple[Status, tuple[int, ...]]]:

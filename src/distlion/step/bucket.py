@@ -36,7 +36,7 @@ from distlion.votes.bucket_vote import BucketCount, BucketVote
 from distlion.votes.reply import ParameterReply
 from distlion.wire.frame import Header
 from distlion.wire.node_frames import gather_flags
-from distlion.wire.pattern import Ballot, Exchange, Exchanging, PartialReducer, Reply
+from distlion.wire.pattern import Ballot, Exchange, Exchanging, Reply
 from distlion.wire.transport import ByteCount, Transfer, Transport
 from distlion.wire.verdict import Verdict, with_error, worst_of
 
@@ -442,10 +442,6 @@ class _StateImport:
     """A reducer that passes worker state to a counter, and replies zeros."""
 
     vote: BucketVote
-
-    @property
-    def parts(self) -> PartialReducer | None:
-        return None
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         self.vote.import_states(votes)

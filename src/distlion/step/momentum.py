@@ -178,11 +178,6 @@ class MomentumRows:
         """Invert ``encode``: (..., vote_bytes) uint8 to (..., shard_elements) float32."""
         return encoded.view(self.dtype).float()
 
-    @property
-    def parts(self) -> None:
-        """None, as momenta are floats, which are added in rank order and not in parts."""
-        return None
-
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Average the workers' rows, added in float32 in rank order; the pattern's reducer.
 

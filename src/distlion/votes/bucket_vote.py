@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from distlion.errors import InvalidArgumentError
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import FLOAT32_MAX, FLOAT_PLANES, Segment
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.orthogonal import orthogonalize_directions
 from distlion.kernels.reference import Kernels
+from distlion.kernels.sums import add_sums, settle_sum, start_sum
 from distlion.layout import (
     BLOCK_WORDS,
     FLOAT_BYTES,
@@ -21,10 +23,10 @@ from distlion.layout import (
     BucketLayout,
     BucketShape,
     Slot,
+    count_sum_planes,
 )
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
-from distlion.votes.sums import RuleSums
 
 if TYPE_CHECKING:
     from distlion.votes.aggregation import Aggregation
@@ -371,14 +373,6 @@ class BucketCount:
     kernels: Kernels
     coins: Coins
 
-    @property
-    def parts(self) -> RuleSums | None:
-        """The count in parts; None for rules that have none."""
-        vote = self.vote
-        if vote.shape.plane_bytes is None:
-            return None
-        return RuleSums(vote.rule, vote.bucket, vote.roster, self.coins)
-
     def count_present(self, present: Tensor) -> Tensor:
         """Count the votes of each parameter; arguments as for ``BucketVote.count_present``."""
         return self.vote.count_present(present)
@@ -386,6 +380,47 @@ class BucketCount:
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes; arguments as for ``BucketVote.count``."""
         return self.vote.count(self.kernels, votes, present, first_shard, self.coins)
+
+    def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
+        """Turn one worker's votes on all shards into a packed sum, of one vote."""
+        vote = self.vote
+        if vote.roster.is_weighted:
+            raise InvalidArgumentError(
+                "packed sums count votes alike, and workers have weights. Expected weights of 1; "
+                "or use a pattern without packed sums, such as AllReduce()"
+            )
+        packed = votes.contiguous().view(torch.int64).view(1, -1, vote.vote_planes, BLOCK_WORDS)
+        cast = BlockVotes(packed, present.unsqueeze(0), vote.bucket, 0)
+        planes = start_sum(cast, vote_format=vote.rule.vote_format)
+        return planes.view(-1).view(torch.uint8)
+
+    def add_sums(self, first: Tensor, second: Tensor, n_votes: int) -> Tensor:
+        """Add two packed sums, in any order, into one of ``n_votes`` votes."""
+        n_planes = count_sum_planes(self.vote.vote_planes, n_votes)
+        planes = add_sums(self._planes_of(first), self._planes_of(second), n_planes)
+        return planes.view(-1).view(torch.uint8)
+
+    def settle_sum(self, total: Tensor, n_present: Tensor) -> Tensor:
+        """Turn the packed sum of all votes into the reply, bitwise that of ``reduce``."""
+        vote = self.vote
+        shape = vote.bucket.n_blocks, vote.reply_planes, BLOCK_WORDS
+        out = total.new_empty(shape, dtype=torch.int64)
+        settle_sum(
+            self._planes_of(total),
+            n_present,
+            vote.bucket,
+            self.coins.tie,
+            vote_planes=vote.vote_planes,
+            vote_format=vote.rule.vote_format,
+            reply_format=vote.reply_format,
+            out=out,
+        )
+        return out.view(-1).view(torch.uint8)
+
+    def _planes_of(self, total: Tensor) -> Tensor:
+        n_words = self.vote.bucket.n_blocks * BLOCK_WORDS
+        words = total.contiguous().view(torch.int64)
+        return words.view(-1, n_words) if n_words else words.view(1, 0)
 
 
 def _take_piece(segment: Segment, slot: Slot, scale: float) -> Segment:

@@ -24,10 +24,10 @@ It yields None where it has waited, or its transfer is not held; see ``Transfer`
 
 
 class PartialReducer(Protocol):
-    """A rule as seen by a pattern that passes on partial sums (a tree, a hierarchy).
+    """A reducer as seen by a pattern that passes on partial sums (a tree, a hierarchy).
 
-    However votes are split, ``add_sums`` of their sums and then ``settle_sum`` give the reply of
-    ``Reducer.reduce`` to all votes.
+    Every reducer of votes with a ``BucketShape.plane_bytes`` is one. However votes are split,
+    ``add_sums`` of their sums and then ``settle_sum`` give the reply of ``reduce`` to all votes.
     """
 
     def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
@@ -64,11 +64,6 @@ class PartialReducer(Protocol):
 
 class Reducer(Protocol):
     """A rule as seen by a pattern: votes in, reply out, both opaque."""
-
-    @property
-    def parts(self) -> PartialReducer | None:
-        """The count in parts; None where ``BucketShape.sum_chunk`` refuses."""
-        ...
 
     def reduce(self, votes: Tensor, present: Tensor, first_shard: int) -> Tensor:
         """Count votes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -144,7 +144,7 @@ class RecursiveDoubling(Exchange):
                 if meeting.gives:
                     known = _check_own(sent, known, meeting, link, shape)
                 other = _read(received, meeting, link, shape, ballot.header)
-                known = known.join(other, parts, shape.n_shards)
+                known = known.join(other, parts)
         return reply or _settle(known, parts, link, shape, ballot.header)
 
 
@@ -257,7 +257,7 @@ class _Known:
             for header in self.headers
         )
 
-    def join(self, other: _Known, parts: PartialReducer, n_workers: int) -> _Known:
+    def join(self, other: _Known, parts: PartialReducer) -> _Known:
         """Put the votes of two ranks together."""
         headers = tuple(sorted(self.headers + other.headers, key=lambda header: header.sender))
         joined = _Known(headers, self.present + other.present, None)
@@ -267,14 +267,13 @@ class _Known:
 
 
 def _find_parts(shape: BucketShape, reducer: Reducer) -> PartialReducer:
-    parts = reducer.parts
-    if parts is None or shape.plane_bytes is None:
+    if shape.plane_bytes is None:
         raise InvalidArgumentError(
             "RecursiveDoubling() counts votes in parts, and those of this rule are floats, are "
             "pairs, or have weights. Expected votes of integers that count alike: use another "
             "rule, or AllReduce()"
         )
-    return parts
+    return cast(PartialReducer, reducer)
 
 
 def _sum_bytes(shape: BucketShape, n_votes: int) -> int:
