@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from distlion.step.bucket import Bucket
 from distlion.step.cut_matrices import CutMatrices
 from distlion.step.param import ALONE, Copies, VotingParam
 from distlion.votes.reply import ParameterReply
-from distlion.wire.frame import Header
-from distlion.wire.node_frames import NodeFrames, gather_flags
+from distlion.wire.frame import ChunkKind, Header
+from distlion.wire.node_frames import gather_flags, share_reply, swap_payloads
 from distlion.wire.pattern import Exchanging, Reply
 from distlion.wire.transport import ByteCount, Transport
+from distlion.wire.verdict import Verdict, find_errors
 
 PIECE_UNIT_ELEMENTS = SCALE_BLOCK_ELEMENTS
 """Unit of the start of pieces: a scale block of QuantizedVote, so that none is cut."""
@@ -223,14 +224,11 @@ class NodeBucket(Bucket):
         )
         self.own = part.params
         self._index_of = {param.position: index for index, param in enumerate(self.params)}
-        self._frames = NodeFrames(
-            inside,
-            shape_node(
-                len(self.params),
-                tuple(each.layout for each in parts),
-                tuple(each.vote.shape for each in parts),
-                self.params[0].param.dtype,
-            ),
+        self._shape = shape_node(
+            len(self.params),
+            tuple(each.layout for each in parts),
+            tuple(each.vote.shape for each in parts),
+            self.params[0].param.dtype,
         )
 
     @property
@@ -252,23 +250,24 @@ class NodeBucket(Bucket):
         """
         # 1 scatter pieces
         present = torch.tensor([grad is not None for grad in grads], dtype=torch.bool, device="cpu")
-        header, read = self._frames.scatter_gradients(
-            self._cut(grads), present, header, grad_scale=grad_scale
-        )
+        sent = replace(header, kind=ChunkKind.GRADIENT, grad_scale=grad_scale)
+        rows = self._cut(grads)
+        read = swap_payloads(self.inside, self._shape.gradients, sent, present, rows)
 
         # 2 check
+        header = find_errors(read, header, self.inside.ranks)
         if header.status is not Status.OK:
             return [None] * len(self.own), 1.0, header
 
         # 3 add in local-rank order
         first = read.grad_scales[0]
         factors = [scale / first for scale in read.grad_scales]
-        return self._add(read.payloads, read.present, factors), first, header
+        return self._add(read.payloads, read.present.bool(), factors), first, header
 
     def _cut(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor]:
         """Join each part's pieces of all gradients into one row of bytes."""
         dtype = self.params[0].param.dtype
-        n_elements = self._frames.shape.gradients.payload_bytes // dtype.itemsize
+        n_elements = self._shape.gradients.payload_bytes // dtype.itemsize
         for part in range(len(self._parts)):
             row = torch.zeros(n_elements, dtype=dtype, device=self._part.device)
             at = 0
@@ -321,8 +320,9 @@ class NodeBucket(Bucket):
         else:  # so small a bucket that this rank has no piece of it, and waits for its node
             for _ in range(self._part.pattern.count_transfers(self._part.link.n_members)):
                 yield None
-            reply = self._frames.reply_to_nobody(header)
-        return self._frames.share_reply(reply, header)
+            nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
+            reply = Reply(Verdict.of(header), nothing, self.inside.empty(0))
+        return share_reply(self.inside, self._shape.replies, reply, header)
 
     def commit(self, coefficients: Sequence[Coefficients], rounding: Coin | None) -> None:
         for number, part in enumerate(self._parts):

@@ -1,16 +1,16 @@
-"""Frames among the ranks of one worker, around the vote between workers: bytes in, bytes out."""
+"""Frames beside those of votes, mostly among the ranks of one worker: bytes in, bytes out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from distlion import faults
 from distlion.failures import Status
-from distlion.layout import ChunkShape, NodeShape
+from distlion.layout import ChunkShape
 from distlion.wire.frame import ChunkKind, Chunks, Header, read_chunks, write_chunk
 from distlion.wire.pattern import Reply, fire_framed
 from distlion.wire.transport import Transport
@@ -26,84 +26,37 @@ from distlion.wire.verdict import (
 )
 
 
-@dataclass(frozen=True)
-class NodeGradients:
-    """The gradients received from the ranks of a node; without meaning after an error.
+def share_reply(link: Transport, shape: ChunkShape, reply: Reply, header: Header) -> Reply:
+    """Send the reply on this rank's part to its node, and receive the replies on the others.
 
-    Attributes:
-        present: (ranks, n_params) bool on the CPU: the parameters with a gradient, per rank.
-        payloads: (ranks, payload_bytes) uint8: each rank's pieces of this rank's part.
-        grad_scales: Factor for each rank's gradients.
-    """
-
-    present: Tensor
-    payloads: Tensor
-    grad_scales: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class NodeFrames:
-    """The transfers among the ranks of a node for one bucket.
-
-    Attributes:
+    Args:
         link: The link between these ranks, each of which votes for one part.
         shape: Sizes of the chunks.
+        reply: The reply on this rank's part.
+        header: This rank's header.
+
+    Returns:
+        ``present`` is (ranks, most pieces) and ``payload`` (ranks, most bytes); entries beyond a
+        part's own have no meaning. The verdict joins those of all parts, equal on all ranks.
     """
-
-    link: Transport
-    shape: NodeShape
-
-    def scatter_gradients(
-        self, payloads: Iterable[Tensor], present: Tensor, header: Header, *, grad_scale: float
-    ) -> tuple[Header, NodeGradients]:
-        """Send each rank its part of this rank's gradients, and receive the others' for this part.
-
-        Args:
-            payloads: For each rank, (gradients.payload_bytes,) uint8; one at a time is held.
-            present: (n_params,) bool on the CPU.
-            header: This rank's header.
-            grad_scale: Factor for its gradients; ranks may differ in it.
-
-        Returns:
-            The header, with the worst error found, and the received gradients.
-        """
-        sent = replace(header, kind=ChunkKind.GRADIENT, grad_scale=grad_scale)
-        read = swap_payloads(self.link, self.shape.gradients, sent, present, payloads)
-        header = find_errors(read, header, self.link.ranks)
-        return header, NodeGradients(read.present.bool(), read.payloads, read.grad_scales)
-
-    def share_reply(self, reply: Reply, header: Header) -> Reply:
-        """Send the reply on this rank's part to the node, and receive the replies on the others.
-
-        Returns:
-            ``present`` is (ranks, most pieces) and ``payload`` (ranks, most bytes); entries beyond
-            a part's own have no meaning.
-        """
-        chunk_shape, verdict = self.shape.replies, reply.verdict
-        present = torch.zeros(chunk_shape.n_params, dtype=torch.int64, device="cpu")
-        present[: reply.present.numel()] = reply.present
-        if verdict.status is Status.OK:
-            payload = torch.zeros(chunk_shape.payload_bytes, dtype=torch.uint8, device="cpu")
-            payload[: reply.payload.numel()] = reply.payload.flatten()
-        else:
-            payload = encode_verdict(verdict, chunk_shape.payload_bytes)
-        own = with_verdict(header, verdict)
-        read = _gather(self.link, chunk_shape, ChunkKind.NODE_REPLY, own, present, payload)
-        return Reply(self._join(read), read.present, read.payloads, reply.gradient_digests)
-
-    def reply_to_nobody(self, header: Header) -> Reply:
-        """Stand in for the reply where this rank's part is empty, so that it does not vote."""
-        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-        return Reply(Verdict.of(header), nothing, self.link.empty(0))
-
-    def _join(self, read: Chunks) -> Verdict:
-        """Join the verdicts of all parts into one, equal on all ranks of the node."""
-        lost = read.find_lost(self.link.ranks)
-        if lost:
-            return Verdict(Status.CORRUPT, lost)
-        return worst_of(
+    verdict = reply.verdict
+    present = torch.zeros(shape.n_params, dtype=torch.int64, device="cpu")
+    present[: reply.present.numel()] = reply.present
+    if verdict.status is Status.OK:
+        payload = torch.zeros(shape.payload_bytes, dtype=torch.uint8, device="cpu")
+        payload[: reply.payload.numel()] = reply.payload.flatten()
+    else:
+        payload = encode_verdict(verdict, shape.payload_bytes)
+    own = with_verdict(header, verdict)
+    read = gather_chunks(link, shape, ChunkKind.NODE_REPLY, own, present, payload)
+    lost = read.find_lost(link.ranks)
+    if lost:
+        joined = Verdict(Status.CORRUPT, lost)
+    else:
+        joined = worst_of(
             [decode_verdict(part.header, part.payload) for part in read if part is not None]
         )
+    return Reply(joined, read.present, read.payloads, reply.gradient_digests)
 
 
 def swap_payloads(
@@ -142,7 +95,7 @@ def gather_flags(link: Transport, flags: Tensor, header: Header) -> tuple[Header
     """
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     shape = ChunkShape(flags.numel(), 0)
-    read = _gather(link, shape, ChunkKind.FINITE, header, flags, nothing)
+    read = gather_chunks(link, shape, ChunkKind.FINITE, header, flags, nothing)
     return find_errors(read, header, link.ranks), read.present.bool()
 
 
@@ -158,7 +111,7 @@ def share_verdict(link: Transport, verdict: Verdict, header: Header, *, n_voters
     own = with_verdict(header, verdict)
     shape = ChunkShape(0, verdict_bytes(n_voters + link.n_members))
     payload = encode_verdict(verdict, shape.payload_bytes)
-    read = _gather(
+    read = gather_chunks(
         link, shape, ChunkKind.VERDICT, own, torch.zeros(0, dtype=torch.bool, device="cpu"), payload
     )
     found = judge_chunks(read, link.ranks)
@@ -170,7 +123,7 @@ def share_verdict(link: Transport, verdict: Verdict, header: Header, *, n_voters
     return replace(found, culprits=culprits, steps=verdict.steps or found.steps)
 
 
-def _gather(
+def gather_chunks(
     link: Transport,
     shape: ChunkShape,
     kind: ChunkKind,
@@ -178,9 +131,21 @@ def _gather(
     present: Tensor,
     payload: Tensor,
 ) -> Chunks:
+    """Send every rank of a link the same chunk, and receive one from each.
+
+    Args:
+        link: The link.
+        shape: Sizes of the chunks.
+        kind: Their kind.
+        header: This rank's header.
+        present: (n_params,) bool or int64 on the CPU.
+        payload: (payload_bytes,) uint8.
+    """
     own = link.empty(shape.n_bytes)
     sent = replace(header, kind=kind, sender=link.rank)
     write_chunk(link.kernels, own, shape, sent, present, payload)
+    if faults.armed and kind is ChunkKind.SAMPLE:
+        fire_framed(link, header, own)
     everybody = link.empty(link.n_members, shape.n_bytes)
     link.all_gather(everybody, own, step=header.step).wait()
     return read_chunks(link.kernels, everybody, shape, sent)

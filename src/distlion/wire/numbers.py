@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlion import faults
 from distlion.layout import shape_numbers
-from distlion.wire.frame import Chunk, ChunkKind, Header, read_chunks, write_chunk
-from distlion.wire.pattern import fire_framed
+from distlion.wire.frame import Chunk, ChunkKind, Header
+from distlion.wire.node_frames import gather_chunks
 from distlion.wire.transport import ByteCount, Transport
 from distlion.wire.verdict import find_errors
 
@@ -34,16 +33,8 @@ def gather_numbers(
     payload = torch.from_numpy(
         np.frombuffer(data.ljust(shape.payload_bytes, b"\0"), np.uint8).copy()
     )
-    own = link.empty(shape.n_bytes)
-    sent = replace(header, kind=kind, bucket=0, sender=link.rank)
-    write_chunk(
-        link.kernels, own, shape, sent, torch.zeros(0, dtype=torch.bool, device="cpu"), payload
-    )
-    if faults.armed and kind is ChunkKind.SAMPLE:
-        fire_framed(link, header, own)
-    everybody = link.empty(link.n_members, shape.n_bytes)
-    link.all_gather(everybody, own, step=header.step).wait()
-    chunks = read_chunks(link.kernels, everybody, shape, sent)
+    nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
+    chunks = gather_chunks(link, shape, kind, replace(header, bucket=0), nothing, payload)
     return find_errors(chunks, header, link.ranks), [
         _unpack(chunk, len(numbers)) for chunk in chunks if chunk is not None
     ]
