@@ -19,7 +19,7 @@ import torch.distributed as dist
 import distlion
 from distlion.crew import replies, side_link
 from distlion.crew.catch_up import TRIES, CatchUp, LostDonorError, Newcomer
-from distlion.crew.donor import Donor, Feed
+from distlion.crew.donor import Donor, Feed, Pace
 from distlion.crew.epoch import Epoch, Member, order_members
 from distlion.crew.offers import Announcements, announce, name_join
 from distlion.crew.replies import StepReply
@@ -150,6 +150,21 @@ def test_pieces_come_at_the_given_rate() -> None:
     assert time.monotonic() - began_s > 0.9 * catch_up.n_bytes / 256 * 0.02
     catch_up.end()
     serving.donor.stop()
+
+
+def test_half_of_the_links_time_is_left_to_votes_and_busy_cores_count_as_that_half() -> None:
+    pace = Pace(None)
+    assert pace.find_interval(1000, 0.01) == pytest.approx(0.02)
+    assert pace.find_interval(1000, 0.05) == pytest.approx(0.02)  # no wait behind a slow one
+    assert pace.find_interval(500, 0.01) == pytest.approx(0.01)
+    intervals = [pace.find_interval(1000, 0.04) for _ in range(40)]
+    assert intervals[0] == pytest.approx(0.02)
+    assert intervals[-1] == pytest.approx(0.08)  # the link has become slower
+
+
+def test_a_given_rate_is_kept_whatever_pieces_take() -> None:
+    pace = Pace(8e6)
+    assert pace.find_interval(1000, 0.5) == pytest.approx(0.001)
 
 
 def test_nothing_is_sent_to_who_does_not_know_the_secret(serving: Serving) -> None:

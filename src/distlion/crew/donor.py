@@ -35,6 +35,9 @@ logger = logging.getLogger("distlion")
 
 LINK_SHARE = 0.5
 """Share of the link's time that pieces take, unless the caller names a rate."""
+_RECENT = 32
+"""The fastest of so many pieces shows what the link needs; the rest of the others' time is that of
+busy cores, or of votes on the same link."""
 REPLAY_STEPS = 64
 BEAT_S = 0.25
 """Seconds after which a message is sent even without news."""
@@ -182,6 +185,7 @@ class Feed:
         self._own, self._newcomer = own, newcomer
         self.ended = threading.Event()
         self._waiting: deque[StepReply] = deque()
+        self._pace = Pace(donor.rate_bit_per_s)
         self._has_begun = self._is_behind = self._has_stopped = False
 
     @property
@@ -268,10 +272,31 @@ class Feed:
         began_s = time.monotonic()
         link.send({"kind": "piece", "number": number, "step": step, "head": step}, values)
         link.receive(0)  # it has come: the time to here is that of the link, not of its buffers
-        now_s = time.monotonic()
-        if donor.rate_bit_per_s is None:
-            return now_s + (now_s - began_s) * (1 / LINK_SHARE - 1)
-        return max(now_s, began_s + 8 * values.numel() / donor.rate_bit_per_s)
+        return began_s + self._pace.find_interval(values.numel(), time.monotonic() - began_s)
+
+
+class Pace:
+    """How long after the begin of a piece the next one may begin.
+
+    Args:
+        rate_bit_per_s: The rate of pieces; None for ``LINK_SHARE`` of the link's time.
+    """
+
+    def __init__(self, rate_bit_per_s: float | None) -> None:
+        self._rate_bit_per_s = rate_bit_per_s
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds a byte
+
+    def find_interval(self, n_bytes: int, took_s: float) -> float:
+        """Return the seconds from the begin of a piece, which may be over by now.
+
+        Args:
+            n_bytes: Bytes of the piece.
+            took_s: Seconds until it had come.
+        """
+        if self._rate_bit_per_s is not None:
+            return 8 * n_bytes / self._rate_bit_per_s
+        self._recent.append(took_s / n_bytes)
+        return min(self._recent) * n_bytes / LINK_SHARE
 
 
 def _copy(param: Tensor, piece: Piece) -> Tensor:
