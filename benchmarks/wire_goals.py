@@ -23,6 +23,7 @@ RECORDS = {
     "--wire gloo tcp --json benchmarks/results/bucket_cost.json",
     "wire_rounds": "distlion netlab run --hosts 2 --latency 50ms -- python "
     "benchmarks/wire_rounds.py --json benchmarks/results/wire_rounds.json",
+    "wire_before": "python benchmarks/wire_before --before PYTHON",
     "wire_rounds_kept_rate": "distlion netlab run --hosts 2 --latency 50ms -- sh -c 'sysctl -q -w "
     "net.ipv4.tcp_slow_start_after_idle=0; python benchmarks/wire_rounds.py --json "
     "benchmarks/results/wire_rounds_kept_rate.json'",
@@ -313,6 +314,12 @@ def write_page(records: dict[str, dict[str, Any]]) -> str:
         "| what | aim | measured | met | from | what is left to try |",
         "| --- | ---: | ---: | --- | --- | --- |",
         *(goal.write() for goal in goals),
+        "",
+        "## Beside an earlier commit",
+        "",
+        f"[A run in which both took turns](wire_before.md) has commit "
+        f"{records['wire_before']['before']} beside today's: host time, votes of LocalSteps, a "
+        "further bucket, and whole steps with their processor time.",
         "",
         "## Processor time of votes",
         "",
