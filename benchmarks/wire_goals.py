@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -40,22 +41,20 @@ SHARES = {
     "8.39 million parameters, 4 hosts": {"100mbit": 0.92, "1gbit": 0.95, "10gbit": 0.95},
     "25.2 million parameters, 4 hosts": {"1gbit": 0.92, "10gbit": 0.92},
 }
+PROCESSOR = "'s processor"
 CROWDED = "See [below](#processor-time-of-votes)."
 CROWDED_IN_FULL = (
     "On 4 hosts four workers encode and commit on two cores, near the memory's rate: 8 to 12 % of "
     "a step with 8.4 million parameters by the traces, and more with 25 million. Left to try: "
     "momenta in bfloat16, and encoding a parameter as its gradient arrives, while it is in the "
-    "cache. An accelerator does both itself. Processor time was to be halved, and was not: with "
-    "overlap the record of 25 November (commit 33c7214, Gloo, TCP bbr) had 0.39 s with 8.4 million "
-    "parameters on 4 hosts at 1 Gbit/s, and 0.20 s with 101 million on 2. Steps without "
-    "communication took a half to a third of today's processor time there, so that the two "
-    "records are hard to compare."
+    "cache. An accelerator does both itself."
 )
 NOT_BUILT = """\
 - **A large last gradient in pieces.** GPT-2's tied embedding has 31 % of its parameters, and its
   gradient comes last. It travels as one bucket, where pieces could travel while others are counted.
-  Rules with a scale for each parameter, and workers that abstain for a parameter, need whole ones.
-  The gain shows only where other cores than those of the votes compute: on a GPU.
+  Tried with separate parameters in its place, that gained nothing beside an emulated accelerator
+  ([figures](../../studies/lab-notebook.md#2026-11-30-a-large-last-gradient-in-pieces)): votes and
+  replies leave a host by one link, so pieces only move counting beside it.
 - **`overlap=True` as the default.** Beside an accelerator it cost nothing in 13 cells
   ([device](device.md)). On cores that compute it costs up to 12 % ([end to end](end_to_end.md)), so
   `"auto"` keeps its trial.
@@ -127,7 +126,9 @@ def list_latency_goals(record: dict[str, Any]) -> Iterator[Goal]:
     is_kept = record["conditions"].get("tcp_slow_start_after_idle") == "0"
     where = " without TCP's slow start" if is_kept else ""
     left = (
-        "TCP's window still grows from round to round."
+        "The bytes themselves are left: without latency the two rounds of 1 MB took 6 ms, of 4 MB "
+        "27 ms ([table](../../studies/lab-notebook.md"
+        "#2026-11-29-votes-over-sockets-of-our-own))."
         if is_kept
         else "TCP begins slowly after each pause. A setting of the system ends it, in the rows "
         "below ([how](../../docs/how-to/slow-link.md#links-with-high-latency))."
@@ -286,6 +287,26 @@ def list_processor_seconds(record: dict[str, Any]) -> Iterator[str]:
             yield f"| {size} | {rate} | {cells[0]:.2f} | {cells[1]:.2f} |"
 
 
+def compare_processor_time(record: dict[str, Any]) -> str:
+    """Write how processor time and shares have changed, by the run in which commits took turns."""
+
+    def find(ending: str) -> str:
+        ratios = []
+        for name, found in record["figures"].items():
+            if name.startswith("accelerator") and name.endswith(ending):
+                pairs = zip(found["before"], found["now"], strict=True)
+                ratios.append(median(now / before for before, now in pairs))
+        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+    return (
+        "Processor time was to be halved, and was not. Of that of an earlier commit, in turns "
+        f"([figures](wire_before.md)), votes take {find('votes, ms of a worker' + PROCESSOR)}, "
+        f"with overlap {find('overlap, ms of a worker' + PROCESSOR)}. Shares of full speed are "
+        f"{find('votes, share of full speed')} and {find('overlap, share of full speed')} times "
+        "the earlier ones."
+    )
+
+
 LISTS = {
     "bucket_cost": list_bucket_goals,
     "wire_rounds": list_latency_goals,
@@ -328,6 +349,8 @@ def write_page(records: dict[str, dict[str, Any]]) -> str:
         "kernel's time apart.",
         "",
         CROWDED_IN_FULL,
+        "",
+        compare_processor_time(records["wire_before"]),
         "",
         "| size | link | without overlap | with overlap |",
         "| --- | --- | ---: | ---: |",
