@@ -12,6 +12,7 @@ from torch import nn
 
 import distlion
 from crews import host_store, make_crew, start
+from distlion.crew import side_link
 from distlion.crew.replies import Replica, StepReply
 
 N_ELEMENTS = 125_000_000
@@ -44,6 +45,7 @@ def vote_on_much(rank: int, size: int, port: int) -> dict[str, Any]:
     """Vote on one large parameter, whose gradient stays, until all have taken two steps."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     torch.manual_seed(rank)
+    side_link.SILENT_S = 300.0  # the newcomer is late on purpose
     if rank == MEMBERS:
         store.wait(["come"])
         replay_late(store)
