@@ -31,11 +31,12 @@ def read_memory(line: str) -> int:
 
 
 def replay_late(store: Any) -> None:
-    """Let this process replay nothing before its donor holds some replies."""
+    """Let this process, once it has all pieces, replay nothing before its donor holds replies."""
     replay = Replica.replay
 
     def wait(replica: Replica, reply: StepReply) -> None:
-        store.wait(["filled"])
+        if replica.is_complete:
+            store.wait(["filled"])
         replay(replica, reply)
 
     Replica.replay = wait  # type: ignore[method-assign]
