@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from run_conditions import read_conditions
+from run_conditions import read_conditions, read_tcp
 from torch import nn
 
 import distlion
@@ -91,6 +91,7 @@ def report(found: dict[str, list[tuple[int, float, float]]]) -> dict[str, list[f
 def run(arguments: argparse.Namespace) -> None:
     """Measure as one of the workers; the first one reports."""
     conditions = read_conditions(
+        **read_tcp(),
         workers=dist.get_world_size(),
         hosts=arguments.hosts,
         elements=arguments.elements,

@@ -1,6 +1,7 @@
 """Time a vote of LocalSteps beside a step of DistributedLion on the same parameters.
 
     torchrun --nproc-per-node 2 benchmarks/local_vote.py [--json FILE] [--sizes "1 M"] [--turns 21]
+        [--device cuda]
 
 A step of ``DistributedLion`` with ``MajorityVote`` encodes, exchanges, counts and commits; a vote
 of ``LocalSteps`` does that with deltas, for each of its rules. Both take turns, one thread for each
@@ -37,7 +38,7 @@ Call = Callable[[], object]
 
 
 def build(width: int) -> list[nn.Parameter]:
-    """Build parameters with gradients."""
+    """Build parameters with gradients, on torch's default device."""
     params = [nn.Parameter(torch.randn(shape)) for shape in [(width, width), (width,)] * LAYERS]
     for param in params:
         param.grad = torch.randn_like(param)
@@ -78,12 +79,20 @@ ROWS: dict[str, Callable[[int], tuple[Call, Call]]] = {
 }
 
 
+def wait_for_device() -> None:
+    """Wait until the default device has done what it has to do."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
+
+
 def time_call(before: Call, call: Call) -> tuple[float, float]:
     """Return a call's seconds, CPU time of this thread and wall time; all begin together."""
     before()
+    wait_for_device()
     dist.barrier()
     wall, cpu = time.perf_counter(), time.thread_time()
     call()
+    wait_for_device()
     return time.thread_time() - cpu, time.perf_counter() - wall
 
 
@@ -124,9 +133,11 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--turns", type=int, default=21, help="votes of each row")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="of parameters")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    torch.set_default_device(args.device)
     torch.manual_seed(dist.get_rank())
     conditions = read_conditions(processes=dist.get_world_size(), turns=args.turns)
     found: dict[str, dict[str, dict[str, object]]] = {}

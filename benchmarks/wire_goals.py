@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -23,6 +24,10 @@ RECORDS = {
     "--wire gloo tcp --json benchmarks/results/bucket_cost.json",
     "wire_rounds": "distlion netlab run --hosts 2 --latency 50ms -- python "
     "benchmarks/wire_rounds.py --json benchmarks/results/wire_rounds.json",
+    "wire_before": "python benchmarks/wire_before --before PYTHON",
+    "wire_rounds_kept_rate": "distlion netlab run --hosts 2 --latency 50ms -- sh -c 'sysctl -q -w "
+    "net.ipv4.tcp_slow_start_after_idle=0; python benchmarks/wire_rounds.py --json "
+    "benchmarks/results/wire_rounds_kept_rate.json'",
     "host_time": "python benchmarks/host_time.py, then with --pretend",
     "local_vote_latest": "torchrun --nproc-per-node 2 benchmarks/local_vote.py "
     "--json benchmarks/results/local_vote_latest.json",
@@ -36,22 +41,20 @@ SHARES = {
     "8.39 million parameters, 4 hosts": {"100mbit": 0.92, "1gbit": 0.95, "10gbit": 0.95},
     "25.2 million parameters, 4 hosts": {"1gbit": 0.92, "10gbit": 0.92},
 }
+PROCESSOR = "'s processor"
 CROWDED = "See [below](#processor-time-of-votes)."
 CROWDED_IN_FULL = (
     "On 4 hosts four workers encode and commit on two cores, near the memory's rate: 8 to 12 % of "
     "a step with 8.4 million parameters by the traces, and more with 25 million. Left to try: "
     "momenta in bfloat16, and encoding a parameter as its gradient arrives, while it is in the "
-    "cache. An accelerator does both itself. Processor time was to be halved, and was not: with "
-    "overlap the record of 25 November (commit 33c7214, Gloo, TCP bbr) had 0.39 s with 8.4 million "
-    "parameters on 4 hosts at 1 Gbit/s, and 0.20 s with 101 million on 2. Steps without "
-    "communication took a half to a third of today's processor time there, so that the two "
-    "records are hard to compare."
+    "cache. An accelerator does both itself."
 )
 NOT_BUILT = """\
 - **A large last gradient in pieces.** GPT-2's tied embedding has 31 % of its parameters, and its
   gradient comes last. It travels as one bucket, where pieces could travel while others are counted.
-  Rules with a scale for each parameter, and workers that abstain for a parameter, need whole ones.
-  The gain shows only where other cores than those of the votes compute: on a GPU.
+  Tried with separate parameters in its place, that gained nothing beside an emulated accelerator
+  ([figures](../../studies/lab-notebook.md#2026-11-30-a-large-last-gradient-in-pieces)): votes and
+  replies leave a host by one link, so pieces only move counting beside it.
 - **`overlap=True` as the default.** Beside an accelerator it cost nothing in 13 cells
   ([device](device.md)). On cores that compute it costs up to 12 % ([end to end](end_to_end.md)), so
   `"auto"` keeps its trial.
@@ -59,8 +62,9 @@ NOT_BUILT = """\
 - **Others' transports.** torchcomms and PCCL were placeholders without code in PyPI, and the Python
   package of UCX needs CUDA's libraries. None was measured
   ([more](../../studies/lab-notebook.md#2026-11-29-votes-over-sockets-of-our-own)).
-- **Kernels of LocalSteps for GPUs.** The C++ core encodes residuals and scaled votes in one pass;
-  on a GPU plain torch does it, in several.
+- **Kernels of LocalSteps for GPUs.** The C++ core encodes scaled and stochastic votes and residuals
+  in one pass; on a GPU plain torch does it, in several. What that costs there is
+  [in the queue](../gpu/QUEUE.md), and decides.
 """
 
 
@@ -119,16 +123,25 @@ def list_bucket_goals(record: dict[str, Any]) -> Iterator[Goal]:
 
 def list_latency_goals(record: dict[str, Any]) -> Iterator[Goal]:
     """List what a round of votes takes, in units of the latency of one way."""
+    is_kept = record["conditions"].get("tcp_slow_start_after_idle") == "0"
+    where = " without TCP's slow start" if is_kept else ""
+    left = (
+        "The bytes themselves are left: without latency the two rounds of 1 MB took 6 ms, of 4 MB "
+        "27 ms ([table](../../studies/lab-notebook.md"
+        "#2026-11-29-votes-over-sockets-of-our-own))."
+        if is_kept
+        else "TCP begins slowly after each pause. A setting of the system ends it, in the rows "
+        "below ([how](../../docs/how-to/slow-link.md#links-with-high-latency))."
+    )
     for size, wires in record["wall_and_processor_ms"].items():
         wall_ms, _ = wires["tcp"]
         yield Goal(
-            f"a round of {int(size):,} bytes at 50 ms one way, in units of one way",
+            f"a round of {int(size):,} bytes at 50 ms one way{where}, in units of one way",
             1.1,
             wall_ms / 2 / LATENCY_MS,
             False,
-            "wire_rounds",
-            "TCP begins slowly after each pause. A setting of the system ends it "
-            "([how](../../docs/how-to/slow-link.md#links-with-high-latency)).",
+            "wire_rounds_kept_rate" if is_kept else "wire_rounds",
+            left,
         )
 
 
@@ -274,9 +287,30 @@ def list_processor_seconds(record: dict[str, Any]) -> Iterator[str]:
             yield f"| {size} | {rate} | {cells[0]:.2f} | {cells[1]:.2f} |"
 
 
+def compare_processor_time(record: dict[str, Any]) -> str:
+    """Write how processor time and shares have changed, by the run in which commits took turns."""
+
+    def find(ending: str) -> str:
+        ratios = []
+        for name, found in record["figures"].items():
+            if name.startswith("accelerator") and name.endswith(ending):
+                pairs = zip(found["before"], found["now"], strict=True)
+                ratios.append(median(now / before for before, now in pairs))
+        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+    return (
+        "Processor time was to be halved, and was not. Of that of an earlier commit, in turns "
+        f"([figures](wire_before.md)), votes take {find('votes, ms of a worker' + PROCESSOR)}, "
+        f"with overlap {find('overlap, ms of a worker' + PROCESSOR)}. Shares of full speed are "
+        f"{find('votes, share of full speed')} and {find('overlap, share of full speed')} times "
+        "the earlier ones."
+    )
+
+
 LISTS = {
     "bucket_cost": list_bucket_goals,
     "wire_rounds": list_latency_goals,
+    "wire_rounds_kept_rate": list_latency_goals,
     "device": list_share_goals,
     "end_to_end": list_overlap_goals,
     "host_time": list_host_goals,
@@ -302,6 +336,12 @@ def write_page(records: dict[str, dict[str, Any]]) -> str:
         "| --- | ---: | ---: | --- | --- | --- |",
         *(goal.write() for goal in goals),
         "",
+        "## Beside an earlier commit",
+        "",
+        f"[A run in which both took turns](wire_before.md) has commit "
+        f"{records['wire_before']['before']} beside today's: host time, votes of LocalSteps, a "
+        "further bucket, and whole steps with their processor time.",
+        "",
         "## Processor time of votes",
         "",
         "Seconds of a worker's processor in a step, for 100 million parameters, beyond a step "
@@ -309,6 +349,8 @@ def write_page(records: dict[str, dict[str, Any]]) -> str:
         "kernel's time apart.",
         "",
         CROWDED_IN_FULL,
+        "",
+        compare_processor_time(records["wire_before"]),
         "",
         "| size | link | without overlap | with overlap |",
         "| --- | --- | ---: | ---: |",

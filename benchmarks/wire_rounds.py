@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from run_conditions import read_conditions
+from run_conditions import read_conditions, read_tcp
 
 from distlion.wire.gloo import Gloo
 from distlion.wire.groups import own_group
@@ -77,6 +77,7 @@ def report(name: str, found: Sequence[tuple[float, float]]) -> tuple[float, floa
 def compare(arguments: argparse.Namespace) -> None:
     """Measure all of it as one of the workers."""
     conditions = read_conditions(
+        **read_tcp(),
         workers=dist.get_world_size(),
         turns=arguments.turns,
         link=arguments.link,

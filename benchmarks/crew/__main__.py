@@ -2,7 +2,7 @@
 
     python benchmarks/crew [--parts soak systems stops timeline cost sizes] [--seed 0] [--json]
                            [--results FOLDER] [--events 200] [--rounds 3] [--round-events 8]
-                           [--turns 40] [--sizes 25m 125m] [--rates unlimited 1gbit]
+                           [--turns 6] [--sizes 25m 125m] [--rates unlimited 1gbit]
 
 Part soak: three to six processes of this machine train one small network as a crew; they are killed
 by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
@@ -17,8 +17,8 @@ Part stops: the same for the first two of them, with nothing but workers that SI
 Part timeline: one crew, a worker that SIGSTOP holds for 6 s, two that are killed and two that come,
 one after the other; when each step was committed. benchmarks/pictures.py draws it.
 
-Part cost: a step with a crew beside a step without one, in the same processes, on hosts of the
-network lab (needs root), without a limit and at 1 Gbit/s; blocks of steps take turns.
+Part cost: a step with a crew beside a step without one, on hosts of the network lab (needs root),
+without a limit and at 1 Gbit/s. Both take turns, with new processes each time.
 
 Part sizes: distlion's crew and torchft with larger networks, whose workers are on hosts of the
 network lab (needs root): joins, kills and a stop. 125 million parameters take up to 20 GiB.
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200, help="of the soak")
     parser.add_argument("--rounds", type=int, default=3, help="of all systems")
     parser.add_argument("--round-events", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=40, help="of blocks with and without a crew")
+    parser.add_argument("--turns", type=int, default=6, help="with and without a crew")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["25m", "125m"])
     parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
     parser.add_argument("--systems", nargs="+", choices=SIZED, default=SIZED, help="of sizes")

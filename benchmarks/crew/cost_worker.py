@@ -1,8 +1,8 @@
-"""One worker of the cost part: python cost_worker.py DESCRIPTOR PARAMETERS ENDPOINT N.
+"""One worker of the cost part: python cost_worker.py DESCRIPTOR PARAMETERS ENDPOINT N MODE.
 
-It has two optimizers of the same parameters in one process group: one of a crew, and one without.
-It answers calls of its parent: ``("run", mode, steps)`` with what steps took; ``("rest",)`` with
-the processor time of the process so far.
+MODE is "with", for the optimizer of a crew, or "without", for one in a process group of
+``torch.distributed``. It answers calls of its parent: ``("run", steps)`` with what steps took;
+``("rest",)`` with the processor time of the process so far.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run_steps(
     return whole, alone, time.process_time() - cpu_began_s
 
 
-def serve(calls: Connection, model: nn.Sequential, optimizers: dict[str, Any]) -> None:
+def serve(calls: Connection, model: nn.Sequential, optimizer: Any) -> None:
     """Answer until the parent has closed its end."""
     calls.send(sum(param.numel() for param in model.parameters()))
     while True:
@@ -64,20 +64,21 @@ def serve(calls: Connection, model: nn.Sequential, optimizers: dict[str, Any]) -
         except EOFError:
             return
         if verb == "run":
-            mode, steps = arguments
-            calls.send(run_steps(model, optimizers[mode], steps))
+            calls.send(run_steps(model, optimizer, *arguments))
         else:
             calls.send(time.process_time())
 
 
-def main(descriptor: int, n_parameters: int, endpoint: str, n_workers: int) -> None:
+def main(descriptor: int, n_parameters: int, endpoint: str, n_workers: int, mode: str) -> None:
     torch.set_num_threads(1)
     model, calls = build_model(n_parameters), Connection(descriptor)
-    crew = distlion.Crew(endpoint, min_workers=n_workers)
-    optimizers = {"with": crew.optimizer(model.named_parameters(), lr=LR)}
-    optimizers["without"] = distlion.DistributedLion(model.named_parameters(), lr=LR)
-    serve(calls, model, optimizers)
+    if mode == "with":
+        crew = distlion.Crew(endpoint, min_workers=n_workers)
+        serve(calls, model, crew.optimizer(model.named_parameters(), lr=LR))
+    else:
+        dist.init_process_group("gloo")
+        serve(calls, model, distlion.DistributedLion(model.named_parameters(), lr=LR))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])

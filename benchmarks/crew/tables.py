@@ -214,12 +214,12 @@ BEFORE_CUBIC = "bbr"
 """What hosts inherited from the machine when records did not name it yet."""
 
 COST_NOTES = """\
-With: a crew's optimizer. Without: a `DistributedLion` of the same parameters in the same processes
-and process group, so that threads of the crew run beside both. Blocks take turns. Of each block the
-lower quartile of its steps counts, for what else the machine does makes steps longer. Milliseconds
-are medians of blocks; ratios are those of neighboring blocks, median and quartiles: of a training
-step, of the optimizer's `step()`, and of the processor time of all workers. The target is a ratio
-of at most 1.02.
+With: workers of a crew. Without: workers in a process group of `torch.distributed`, with a
+`DistributedLion` of the same parameters. Both take turns, with new processes each time, so that a
+crew's threads run beside its own steps alone. Of each turn the lower quartile of its steps counts,
+for what else the machine does makes steps longer. Milliseconds are medians of turns; ratios are
+those of neighboring turns, median and quartiles: of a training step, of the optimizer's `step()`,
+and of the processor time of all workers. The target is a ratio of at most 1.02.
 """
 
 

@@ -47,7 +47,8 @@ def write_page(record: dict[str, Any]) -> str:
         f"{record['conditions']['commit']}. Both took {record['turns']} turns in one run, on "
         f"{record['conditions']['date']}, with {record['conditions']['cores']} cores. Hosts share "
         "them where there are more hosts; TCP cubic. Medians of the turns; of the ratios of "
-        "neighboring turns the median, the lowest and the highest. Below 1, today's is less.",
+        "neighboring turns the median, the lowest and the highest. Of times less is better, of "
+        "shares of full speed more.",
         "",
         "| what | before | now | now / before |",
         "| --- | ---: | ---: | ---: |",

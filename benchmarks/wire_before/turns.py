@@ -56,10 +56,9 @@ CELLS = (
         Cell(f"accelerator, 25 M parameters, 4 hosts, {rate}", 4, rate, "device", MEDIUM)
         for rate in ("1gbit", "10gbit")
     ),
-    *(
-        Cell(f"GPT of 8 M on the cores, {hosts} hosts, 1gbit", hosts, "1gbit", "gpt", {})
-        for hosts in (2, 4)
-    ),
+    # Where hosts share a core, workers that do not communicate run ahead of each other, so that the
+    # mean of their times says little.
+    Cell("GPT of 8 M on the cores, 2 hosts, 1gbit", 2, "1gbit", "gpt", {}),
 )
 
 

@@ -215,6 +215,8 @@ def _draw_foreign(random: Random, setup: Setup) -> Args | None:
         return None
     if kind == "worker" and not setup.is_real:
         return None
+    if kind == "ids of nobody" and len(setup.sizes[0]) == 1 and 0 in setup.frozen:
+        return None  # a parameter without a state may have any id
     rank = random.choice((None, *range(setup.workers))) if setup.is_real else None
     return {"kind": kind, "rank": rank}
 

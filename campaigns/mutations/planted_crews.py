@@ -1,4 +1,4 @@
-"""Bugs to plant in how crews come together, each of which the simulation must find."""
+"""Bugs to plant in how crews come together; the simulation finds them, or real processes do."""
 
 from __future__ import annotations
 

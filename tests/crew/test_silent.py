@@ -87,7 +87,7 @@ def test_member_that_is_stopped_is_given_up_and_let_in_again(
 def check_given_up(silent: dict[str, Any], others: list[dict[str, Any]]) -> None:
     """Check that the others went on without one, and that it came back with its parameters."""
     check_equal([silent, *others])
-    assert any("came without a pause of the others" in line for line in silent["said"])
+    assert any("came while the others trained" in line for line in silent["said"])
     for result in others:
         left = [line for line in result["formed"] if "(silent)" in line]
         assert len(left) == 1, result["formed"]

@@ -166,7 +166,7 @@ def play(who: Who, point: faults.JoinPoint, how: signal.Signals) -> tuple[Any, l
 
 
 def check_came(newcomer: dict[str, Any]) -> None:
-    assert any("came without a pause" in line for line in newcomer["said"])
+    assert any("came while the others trained" in line for line in newcomer["said"])
     assert not any("joins while others wait" in line for line in newcomer["said"])
 
 
@@ -212,7 +212,7 @@ def check_back(stopped: dict[str, Any], members: list[dict[str, Any]]) -> None:
         assert len(lost) == 1, result["formed"]
         assert f"left: worker {stopped['id']} (silent)" in lost[0]
         assert f"came: worker {stopped['id']} (back)" in "".join(result["formed"])
-    assert any("came without a pause" in line for line in stopped["said"])
+    assert any("came while the others trained" in line for line in stopped["said"])
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ class Newcomer:
         if catch_up is not None:
             catch_up.end()
             logger.info(
-                "worker %d came without a pause of the others: %.1f MB from worker %d in %.2f s, "
+                "worker %d came while the others trained: %.1f MB from worker %d in %.2f s, "
                 "and %d replies",
                 own,
                 catch_up.n_bytes / 1e6,

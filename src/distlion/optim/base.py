@@ -127,7 +127,8 @@ class LionBase(Optimizer):
         self._pieces.cut(param)
         make = self.momentum_make(param)
         dtype = make.dtype if key == "exp_avg" else torch.float32
-        return torch.zeros(make.shape, dtype=dtype, device=make.device)
+        # Written now: the first step would pay for each page of zeros that nobody has touched.
+        return torch.empty(make.shape, dtype=dtype, device=make.device).zero_()
 
     def momentum_make(self, param: Tensor) -> Make:
         """Return shape, dtype and device of this process's part of a parameter's momentum."""

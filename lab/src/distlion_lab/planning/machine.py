@@ -125,11 +125,10 @@ CPU = Machine(
 ``count_bytes_per_s`` is the rate of one-bit votes, the slowest; frames were timed in the same run.
 The network's cost was measured for a worker with one core, in the network lab, and includes its
 virtual links. At 1 Gbit/s it is 11 to 16 ns a byte of votes and 8 to 12 of gradients. Slower links
-cost more, faster ones less (studies/lab-notebook.md, 2026-11-23). ``bucket_s`` is the
-processor time of one more bucket, 3 to 6 ms. The number of buckets is chosen by ``BUCKET_S``, the
-time that one more bucket added to the step. ``operations_per_s`` is by processor time: matrices
-of 168 to 768 rows were orthogonalized at 79 to 91e9 a second in float32, those of 64 rows at 48e9
-(2026-11-28).
+cost more, faster ones less (studies/lab-notebook.md, 2026-11-23). ``bucket_s`` is what one more
+bucket takes from a core that computes; between two hosts with free cores it is 0.25 ms.
+``operations_per_s`` is by processor time: matrices of 168 to 768 rows were orthogonalized at 79 to
+91e9 a second in float32, those of 64 rows at 48e9 (2026-11-28).
 """
 
 _SHEET_SHARE = 0.7
