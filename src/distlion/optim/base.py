@@ -258,13 +258,7 @@ class LionBase(Optimizer):
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state that fits, with absent keys filled in."""
-        filled = fill_absent_keys(
-            state_dict,
-            self,
-            self._momentum_shape,
-            self._check_group,
-            keeps_momenta=self.keeps_momenta,
-        )
+        filled = fill_absent_keys(state_dict, self)
         names = self._param_names()
         for group, saved in zip(self.param_groups, filled["param_groups"], strict=True):
             try:
@@ -276,13 +270,7 @@ class LionBase(Optimizer):
     def _load_state(self, filled: dict[str, Any]) -> None:
         with after_hooks_of_loading(self):
             super().load_state_dict(filled)
-        restore_kept(
-            self,
-            filled,
-            self._make_kept,
-            self._take_momentum,
-            keeps_momenta=self.keeps_momenta,
-        )
+        restore_kept(self, filled)
 
 
 class VotingBase(LionBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from distlion.step.param import is_dtensor
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.registry import list_worker_state, parse_rule
 from distlion.votes.ternary import TernaryVote
+
+if TYPE_CHECKING:
+    from distlion.optim.base import LionBase
 
 
 @contextmanager
@@ -250,22 +253,12 @@ def _list_momenta(
                 yield key, param, f"parameter {index} of group {number}"
 
 
-def fill_absent_keys(
-    state_dict: Mapping[str, Any],
-    optimizer: Optimizer,
-    size_of: Callable[[Tensor], torch.Size],
-    check_group: Callable[[Mapping[str, Any]], None],
-    *,
-    keeps_momenta: bool,
-) -> dict[str, Any]:
+def fill_absent_keys(state_dict: Mapping[str, Any], optimizer: LionBase) -> dict[str, Any]:
     """Check a saved state against an optimizer, and fill missing keys from the optimizer.
 
     Args:
         state_dict: The saved state, as ``copy_groups`` returns it.
         optimizer: The optimizer with the present groups and momenta.
-        size_of: Function that returns the shape of this process's part of a momentum.
-        check_group: Function that checks the hyperparameters of a group.
-        keeps_momenta: Whether the optimizer has momenta.
 
     Returns:
         A new state dict, sharing the tensors.
@@ -283,8 +276,9 @@ def fill_absent_keys(
             # A momentum may be left from before its parameter was frozen.
             if param.requires_grad or param in optimizer.state or key in state:
                 name = f"parameter {index} of group {number}"
-                sizes_of = (param.shape, size_of(param))
-                needs_momentum = keeps_momenta and (key in state or "aggregation" in saved)
+                sizes_of = (param.shape, optimizer.momentum_make(param).shape)
+                is_known = key in state or "aggregation" in saved
+                needs_momentum = optimizer.keeps_momenta and is_known
                 _check_entry(state.get(key, {}), sizes_of, name, needs_momentum=needs_momentum)
     filled = []
     for saved, group in zip(saved_groups, groups, strict=True):
@@ -292,7 +286,7 @@ def fill_absent_keys(
             {**{name: value for name, value in group.items() if name != "params"}, **saved}
         )
         try:
-            check_group(filled[-1])
+            optimizer._check_group(filled[-1])
         except DistlionError as error:
             raise CheckpointError(f"a saved group does not fit: {error}") from error
     return {**state_dict, "param_groups": filled}
@@ -351,28 +345,14 @@ def _check_tensor(
         )
 
 
-def restore_kept(
-    optimizer: Optimizer,
-    state_dict: Mapping[str, Any],
-    make: Callable[[Tensor, str], Tensor],
-    take: Callable[[Tensor, Tensor], Tensor],
-    *,
-    keeps_momenta: bool,
-) -> None:
+def restore_kept(optimizer: LionBase, state_dict: Mapping[str, Any]) -> None:
     """Replace the optimizer's state by momenta and the rules' state, each in its own dtype.
 
     torch casts a loaded state to the dtype of its parameter, which would round float32 momenta of
     bfloat16 parameters. A rule's state is 0 where the saved state has none, as from another rule or
-    another Lion.
-
-    Args:
-        optimizer: The optimizer to change.
-        state_dict: The saved state.
-        make: Function that makes zeros for a parameter and a key.
-        take: Function that takes this process's part of a saved tensor.
-        keeps_momenta: Whether the optimizer has momenta; a saved one is ignored otherwise.
+    another Lion. A saved momentum is ignored if the optimizer keeps none.
     """
-    of_all = ("exp_avg",) if keeps_momenta else ()
+    of_all = ("exp_avg",) if optimizer.keeps_momenta else ()
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
         keys = (*of_all, *find_rule(saved).worker_state)
         for index, param in zip(saved["params"], group["params"], strict=True):
@@ -381,9 +361,9 @@ def restore_kept(
                 continue
             optimizer.state[param] = {}
             for key in keys:
-                fresh = optimizer.state[param][key] = make(param, key)
+                fresh = optimizer.state[param][key] = optimizer._make_kept(param, key)
                 if entry.get(key) is not None:
-                    fresh.copy_(take(param, entry[key]))
+                    fresh.copy_(optimizer._take_momentum(param, entry[key]))
 
 
 @contextmanager
