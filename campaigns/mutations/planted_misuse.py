@@ -183,9 +183,9 @@ MISUSES = (
     ),
     Mutation(
         "the state of one worker is saved without a word",
-        "peers/session.py",
-        "return not self.ranks.is_alone and self.sharding is None",
-        "return False",
+        "optim/distributed_lion.py",
+        "is_of_one = not session.ranks.is_alone and session.sharding is None",
+        "is_of_one = False",
         STATES,
     ),
     Mutation(

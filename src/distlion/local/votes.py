@@ -124,8 +124,10 @@ class LocalVotes:
         Raises:
             CheckpointError: Some rank has a problem, or a different line.
         """
-        step = self.common.known_step
-        self.common.session.agree(call, problem, step=step, said=said)
+        session, step = self.common.session, self.common.known_step
+        session.check_idle(call)
+        with session.lifecycle.collective(call):
+            session.meetings.agree(call, problem, step=step, said=said)
 
     def agree_on(self, call: str, problem: Exception | None, said: str = "") -> None:
         """Do the same as ``agree`` in a call that loads nothing.

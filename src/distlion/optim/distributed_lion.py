@@ -382,7 +382,13 @@ class DistributedLion(VotingBase):
             ConfigMismatchError: Another worker is at a different call; on every rank.
             CorruptFrameError, ProcessGroupError: Digests were damaged, or the group is gone.
         """
-        self._session.verify_replicas(self.param_groups, step=self._find_step())
+        session, call, step = self._session, "verify_replicas()", self._find_step()
+        session.check_idle(call)
+        if not session.ranks.is_alone:
+            lines = session.fingerprint.list_lines(self.param_groups)
+            with session.lifecycle.collective(call):
+                session.meetings.meet(call, lines, step=step)
+                session.compare_replicas(step=step)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; after construction, every worker must call it with the same group.
@@ -400,7 +406,9 @@ class DistributedLion(VotingBase):
         with session.lifecycle.collective("add_param_group()"):
             try:
                 lines = self._take_fingerprint(self._list_trainable()).list_lines(self.param_groups)
-                session.meet_to_add(before, lines, step=step)
+                lines += session.fingerprint.list_toggled(before)
+                session.meetings.meet("add_param_group()", lines, step=step)
+                session.fingerprint.check_unchanged(before)
             except BaseException:
                 self._remove_last_group()
                 raise
@@ -418,10 +426,12 @@ class DistributedLion(VotingBase):
         Raises:
             CheckpointError: An exception cut a commit short.
         """
-        self._session.lifecycle.check_whole()
-        if not self._has_told_of_state and self._session.has_one_workers_state:
+        session = self._session
+        session.lifecycle.check_whole()
+        is_of_one = not session.ranks.is_alone and session.sharding is None
+        if is_of_one and not self._has_told_of_state:
             self._has_told_of_state = True
-            warn_of_one_state(self._session.ranks.roster.n_voters)
+            warn_of_one_state(session.ranks.roster.n_voters)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from distlion.errors import (
-    CheckpointError,
     CorruptFrameError,
     InvalidArgumentError,
     PeerLostError,
@@ -261,18 +260,6 @@ class Session:
         if self.routing.try_overlap(self.params, step=step) and self.overlap is not None:
             self.overlap.take(self.routing.buckets, waits=not self.routing.trial.overlaps)
 
-    def agree(
-        self, call: str, problem: CheckpointError | None, *, step: int, said: str = ""
-    ) -> None:
-        """Raise on all ranks if one of them cannot make a call; arguments as ``Meetings.agree``.
-
-        Raises:
-            CheckpointError: Some rank has a problem, or a different line.
-        """
-        self.check_idle(call)
-        with self.lifecycle.collective(call):
-            self.meetings.agree(call, problem, step=step, said=said)
-
     def check_idle(self, call: str, added: Mapping[str, Tensor] | None = None) -> None:
         """Check that a call may meet the other ranks between two steps, perhaps to add parameters.
 
@@ -300,14 +287,6 @@ class Session:
         next_step = int(groups[0]["step"])
         self.meetings.meet("load_state_dict()", lines, step=step, next_step=next_step)
 
-    def meet_to_add(
-        self, before: Sequence[Mapping[str, Any]], lines: Sequence[str], *, step: int
-    ) -> None:
-        """Meet all ranks, which must add a param group to ``before``; it makes ``lines`` of all."""
-        lines = [*lines, *self.fingerprint.list_toggled(before)]
-        self.meetings.meet("add_param_group()", lines, step=step)
-        self.fingerprint.check_unchanged(before)
-
     def compare_replicas(self, *, step: int) -> None:
         """Compare the parameters of all workers at the same step, and repair them if allowed.
 
@@ -315,21 +294,6 @@ class Session:
             ReplicaMismatchError: They differ; on every rank.
         """
         self.meter.count_check(self.replicas.compare(self.params, step=step))
-
-    def verify_replicas(self, groups: Sequence[Mapping[str, Any]], *, step: int) -> None:
-        """Meet all ranks, and compare the parameters of all workers.
-
-        Raises:
-            ReplicaMismatchError: They differ; on every rank.
-            ConfigMismatchError: Another rank is at a different call; on every rank.
-        """
-        call = "verify_replicas()"
-        self.check_idle(call)
-        if not self.ranks.is_alone:
-            lines = self.fingerprint.list_lines(groups)
-            with self.lifecycle.collective(call):
-                self.meetings.meet(call, lines, step=step)
-                self.compare_replicas(step=step)
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
@@ -433,11 +397,6 @@ class Session:
         named = [(each.name, each.param) for each in self.params if each.slot.n_elements]
         used = [each.param for each in self.params if each.position in voted]
         self.use.observe(used, named)
-
-    @property
-    def has_one_workers_state(self) -> bool:
-        """True if other workers have momenta of their own; DTensors hold all workers'."""
-        return not self.ranks.is_alone and self.sharding is None
 
     def plan(self, step: int) -> ByteCount:
         """Declare the bytes that this rank sends in a step; with nodes, to other nodes."""
