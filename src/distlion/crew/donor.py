@@ -26,7 +26,7 @@ from distlion.errors import DistlionError, InvalidArgumentError
 from distlion.failures import Status
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
-from distlion.step.stage import Replied, Stage
+from distlion.step.stage import Stage
 from distlion.wire.background import run_in_background
 from distlion.wire.frame import Header
 from distlion.wire.verdict import Verdict
@@ -93,10 +93,10 @@ class Donor(Stage):
         self._holds = True
         return header, Verdict(Status.OK)
 
-    def commit(self, buckets: Sequence[Replied]) -> None:
+    def commit(self, buckets: Sequence[Bucket]) -> None:
         if self._feeds and self._inputs is not None:
             try:
-                reply = StepReply.of(self._inputs, buckets)  # type: ignore[arg-type]
+                reply = StepReply.of(self._inputs, buckets)
             except (MemoryError, RuntimeError) as error:  # this step is committed all the same
                 logger.warning("no memory for replies to newcomers, who begin anew: %s", error)
                 for feed in self._feeds:

@@ -16,9 +16,10 @@ from distlion.kernels.contract import Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.step.alone import step_alone
 from distlion.step.arguments import check_number, check_positive
+from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
 from distlion.step.param import VotingParam, local_tensor
-from distlion.step.stage import Replied, Stage
+from distlion.step.stage import Stage
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.scaled import ScaledVote
 from distlion.wire.verdict import Verdict
@@ -231,7 +232,7 @@ class OuterStage(Stage):
             return inputs
         return inputs.refused(self._problem)
 
-    def commit(self, buckets: Sequence[Replied]) -> None:
+    def commit(self, buckets: Sequence[Bucket]) -> None:
         """Finish the outer step."""
         voted = set(self._voted_alone)
         for bucket in buckets:

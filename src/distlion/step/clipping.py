@@ -13,7 +13,7 @@ from distlion.kernels.dispatch import choose_kernels
 from distlion.step.arguments import check_choice, check_positive
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import NoteNorm, StepInputs
-from distlion.step.stage import Replied, Stage, Surroundings
+from distlion.step.stage import Stage, Surroundings
 from distlion.step.staging import read_together
 from distlion.wire.ask import ask_texts
 from distlion.wire.frame import ChunkKind, Header
@@ -138,7 +138,7 @@ class Clipping(Stage):
             square = _mean_square([row[0] for row in rows])
         return header, math.sqrt(square)
 
-    def commit(self, buckets: Sequence[Replied]) -> None:
+    def commit(self, buckets: Sequence[Bucket]) -> None:
         """Note the norm."""
         if self._note is not None:
             self._note(self._norm)

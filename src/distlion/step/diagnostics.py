@@ -27,7 +27,7 @@ from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
 from distlion.step.param import VotingParam
 from distlion.step.settings import Settings
-from distlion.step.stage import Replied, Stage, Surroundings
+from distlion.step.stage import Stage, Surroundings
 from distlion.step.staging import read_together
 from distlion.votes.reply import ParameterReply
 from distlion.votes.roster import Roster
@@ -324,7 +324,7 @@ class Examination(Stage):
             header, self._samples = gather_sample(self._between, self._inside, numbers, header)
         return header, Verdict.of(header)
 
-    def commit(self, buckets: Sequence[Replied]) -> None:
+    def commit(self, buckets: Sequence[Bucket]) -> None:
         """Compare the samples with the replies."""
         if self._samples is not None:
             replies = [reply for bucket in buckets for reply in bucket.list_replies()]

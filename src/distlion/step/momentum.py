@@ -18,7 +18,7 @@ from distlion.layout import FLOAT_BYTES, BucketShape, shape_momenta
 from distlion.step.arguments import check_count
 from distlion.step.bucket import Bucket, run_all
 from distlion.step.param import VotingParam
-from distlion.step.stage import Replied, Stage, Surroundings
+from distlion.step.stage import Stage, Surroundings
 from distlion.wire.all_reduce import AllReduce
 from distlion.wire.frame import Header
 from distlion.wire.node_frames import share_verdict
@@ -313,7 +313,7 @@ class Averaging(Stage):
             verdict = share_verdict(self._inside, verdict, header, n_voters=n_voters)
         return header, verdict
 
-    def commit(self, buckets: Sequence[Replied]) -> None:
+    def commit(self, buckets: Sequence[Bucket]) -> None:
         """Write the means."""
         for param, mean in self._means:
             param.exp_avg.view(-1).copy_(mean)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from distlion.failures import Status
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
 from distlion.step.param import VotingParam
 from distlion.step.ranks import Ranks
-from distlion.votes.reply import ParameterReply
 from distlion.wire.frame import Header
 from distlion.wire.transport import ByteCount, Transport
 from distlion.wire.verdict import Verdict, worst_of
@@ -36,18 +35,6 @@ class Surroundings:
     between: Transport | None
     inside: Transport | None
     step: int
-
-
-class Replied(Protocol):
-    """A bucket whose reply is known, of real or virtual workers."""
-
-    def list_voted(self) -> list[int]:
-        """List the positions of the parameters of which some worker voted on a piece."""
-        ...
-
-    def list_replies(self) -> list[ParameterReply]:
-        """List the replies on the parameters that this rank votes for."""
-        ...
 
 
 class Stage:
@@ -117,7 +104,7 @@ class Stage:
         """Do the step of a worker without others; None leaves it to Lion's."""
         return None
 
-    def commit(self, buckets: Sequence[Replied]) -> None:
+    def commit(self, buckets: Sequence[Bucket]) -> None:
         """Write this stage's results, of a step that is committed; nothing may fail here."""
 
     def warn(self) -> None:
