@@ -29,10 +29,12 @@ from distlion.peers.routing import Routing
 from distlion.peers.weights import agree_on_weights, describe_weights
 from distlion.step.alone import step_alone
 from distlion.step.bucket import Bucket
-from distlion.step.diagnostics import Diagnosis, Examination
+from distlion.step.clipping import build_clipping
+from distlion.step.diagnostics import Diagnosis, Examination, build_examination
 from distlion.step.gradients import GradientWatch, UseWatch
 from distlion.step.inputs import StepInputs
 from distlion.step.lifecycle import Lifecycle
+from distlion.step.momentum import build_averaging
 from distlion.step.nodes import NodePieces
 from distlion.step.outcome import log_skip, note_overflow
 from distlion.step.overlap import Overlap
@@ -42,7 +44,6 @@ from distlion.step.settings import Settings
 from distlion.step.shard_pieces import ShardPieces
 from distlion.step.sharding import Sharding, find_sharding
 from distlion.step.stage import Stage, Surroundings
-from distlion.step.stages import build_stages
 from distlion.step.traffic import TrafficMeter
 from distlion.wire.frame import PROTOCOL_VERSION
 from distlion.wire.transport import ByteCount
@@ -231,6 +232,9 @@ class Session:
             begin: Function that returns the shared inputs of a step's buckets, for votes that are
                 sent during backward.
             own: Stages that no setting asks for.
+
+        Raises:
+            InvalidArgumentError, UnsupportedTypeError: A setting does not suit the others.
         """
         self.params, self.fingerprint = Records(params), fingerprint
         self.lifecycle.is_ready = True
@@ -239,8 +243,13 @@ class Session:
             self.routing.begin_trial()
             self.routing.lay_out(params, step=step)
         links = self.routing.between, self.routing.inside
-        among = Surroundings(self.ranks, groups, params, *links, step)
-        self.stages = [*build_stages(self.settings, among, self.stages), *own]
+        among, settings = Surroundings(self.ranks, groups, params, *links, step), self.settings
+        built: list[Stage | None] = [
+            build_clipping(settings.clip_norm, among),
+            build_examination(settings, among, self.stages),
+            build_averaging(settings.momentum_sync, settings.exchange, among),
+        ]
+        self.stages = [*(stage for stage in built if stage is not None), *own]
         for stage in own:
             stage.lay_out(params)
         if self.ranks.is_alone:
