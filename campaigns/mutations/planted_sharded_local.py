@@ -20,7 +20,7 @@ SHARDED_LOCAL = (
     Mutation(
         "workers begin with the parameters of the model's own file",
         "local/sharded_state.py",
-        "            local_tensor(param).copy_(loaded.own[param])\n",
+        "            local_tensor(param).copy_(taken[_OWN][param])\n",
         "",
         SAVES,
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from distlion.step.param import local_tensor
 from distlion.step.shard_pieces import ShardPieces
 
 _COMMON, _MOMENTUM, _OWN = "common_point", "outer_momentum", "worker_param"
+
+_Taken = dict[str, dict[Tensor, Tensor]]
+"""By key of an entry, the shard that this rank takes of it for each parameter."""
 
 _BEGUN = "vote_begun"
 """Key that earlier versions saved with delay=; ignored."""
@@ -84,7 +87,7 @@ def _check_keys(name: str, entry: Mapping[str, Any], taken: set[str]) -> None:
 def _collect_ours(votes: LocalVotes) -> dict[Tensor, dict[str, Any]]:
     """Collect the saved form of all state beside the inner optimizer's, for each parameter."""
     pieces, momenta = _get_pieces(votes), _map_momenta(votes)
-    rule_state = _list_rule_state(votes, votes.common.state_dict())
+    rule_state = dict(_pair_entries(votes, votes.common.state_dict()))
     ours: dict[Tensor, dict[str, Any]] = {}
     for param, point in votes.pairs.pairs:
         ours[param] = {
@@ -101,13 +104,6 @@ def _collect_ours(votes: LocalVotes) -> dict[Tensor, dict[str, Any]]:
 def _map_momenta(votes: LocalVotes) -> dict[Tensor, Tensor]:
     moving = [param.param for param in votes.common.session.params]
     return dict(zip(moving, votes.stage.momentum.buffers, strict=False))
-
-
-def _list_rule_state(
-    votes: LocalVotes, state_dict: Mapping[str, Any]
-) -> dict[Tensor, dict[str, Tensor]]:
-    """List the state of the votes for each parameter of the common point."""
-    return dict(_pair_entries(votes, state_dict))
 
 
 def _pair_entries(
@@ -135,7 +131,7 @@ def _describe_votes(votes: LocalVotes) -> dict[str, Any]:
 
 def _list_needed(votes: LocalVotes) -> dict[Tensor, dict[str, torch.Size]]:
     """List the keys that each parameter's entry needs beside the inner state, with their shapes."""
-    rule_state, momenta = _list_rule_state(votes, votes.common.state_dict()), _map_momenta(votes)
+    rule_state, momenta = dict(_pair_entries(votes, votes.common.state_dict())), _map_momenta(votes)
     needed = {}
     for param, point in votes.pairs.pairs:
         of_workers = [_OWN, *map(_name_vote_key, rule_state[point])]
@@ -148,22 +144,6 @@ def _list_needed(votes: LocalVotes) -> dict[Tensor, dict[str, torch.Size]]:
 def _name_vote_key(key: str) -> str:
     """Return the key of a rule's state in an entry."""
     return f"vote_{key}"
-
-
-class _Loaded(NamedTuple):
-    """The parts of a saved state that this rank takes.
-
-    Attributes:
-        inner: The inner optimizer's entries.
-        points: The shard of the common point of each parameter.
-        own: The shard of this worker's parameter.
-        momenta: The shard of the outer momentum.
-    """
-
-    inner: dict[Any, dict[str, Any]]
-    points: dict[Tensor, Tensor]
-    own: dict[Tensor, Tensor]
-    momenta: dict[Tensor, Tensor]
 
 
 @dataclass
@@ -231,20 +211,22 @@ class _Saved:
         said = self.progress.describe()
         return f"{said}, {len(cuts)} tensors to be cut anew ({digest})" if cuts else said
 
-    def cut(self, names: Mapping[Tensor, str]) -> _Loaded:
-        """Cut all tensors down to this worker's row and this rank's shard; all ranks call it."""
-        pieces, loaded = _get_pieces(self.votes), _Loaded({}, {}, {}, {})
+    def cut(self, names: Mapping[Tensor, str]) -> tuple[dict[Any, dict[str, Any]], _Taken]:
+        """Cut all tensors down to this worker's row and this rank's shard; all ranks call it.
+
+        Returns:
+            The inner optimizer's entries, and all else.
+        """
+        pieces = _get_pieces(self.votes)
+        inner: dict[Any, dict[str, Any]] = {}
+        taken: _Taken = {_COMMON: {}, _OWN: {}, _MOMENTUM: {}}
         for key, param, entry in self.entries:
             if state := InnerShards(pieces, param, names[param]).load(entry):
-                loaded.inner[key] = state
-            for name, taken in (
-                (_COMMON, loaded.points),
-                (_OWN, loaded.own),
-                (_MOMENTUM, loaded.momenta),
-            ):
+                inner[key] = state
+            for name, shards in taken.items():
                 if name in entry:
-                    taken[param] = pieces.localize(param, entry[name])
-        return loaded
+                    shards[param] = pieces.localize(param, entry[name])
+        return inner, taken
 
     def make_votes(self) -> dict[str, Any]:
         """Return the state of the votes."""
@@ -252,22 +234,20 @@ class _Saved:
         state_dict = votes.common.state_dict()
         entries = {param: entry for _, param, entry in self.entries}
         saved = {point: entries[param] for param, point in votes.pairs.pairs}
-        rule_state = _list_rule_state(votes, state_dict)
         for point, own in _pair_entries(votes, state_dict):
-            for key in rule_state[point]:
-                own[key] = saved[point][_name_vote_key(key)]
+            own.update({key: saved[point][_name_vote_key(key)] for key in own})
         groups = [{**group, "step": self.committed_step} for group in state_dict["param_groups"]]
         return {**state_dict, "param_groups": groups}
 
     @torch.no_grad()
-    def apply(self, loaded: _Loaded) -> None:
+    def apply(self, taken: _Taken) -> None:
         """Overwrite all state beside the inner optimizer's and the votes'."""
         votes, momenta = self.votes, _map_momenta(self.votes)
         for param, point in votes.pairs.pairs:
-            local_tensor(point).copy_(loaded.points[param])
-            local_tensor(param).copy_(loaded.own[param])
+            local_tensor(point).copy_(taken[_COMMON][param])
+            local_tensor(param).copy_(taken[_OWN][param])
             if point in momenta:
-                local_tensor(momenta[point]).copy_(loaded.momenta[param])
+                local_tensor(momenta[point]).copy_(taken[_MOMENTUM][param])
         votes.progress = self.progress
         # A model's state has one worker's weights for all: one that is loaded after this is found.
         own = votes.pairs.own
@@ -316,7 +296,7 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
     Raises:
         CheckpointError: It does not fit, on some rank; on every rank, and nothing was changed.
     """
-    saved, loaded, rule_state, problem, said = None, None, {}, None, ""
+    saved, taken, rule_state, problem, said = None, None, {}, None, ""
     # 1
     try:
         with reading_state():
@@ -331,8 +311,8 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
         # 3
         try:
             with reading_state():
-                loaded = saved.cut(label_params(inner.param_groups))
-                inner.load_state_dict({"state": loaded.inner, "param_groups": saved.groups})
+                entries, taken = saved.cut(label_params(inner.param_groups))
+                inner.load_state_dict({"state": entries, "param_groups": saved.groups})
                 rule_state = saved.make_votes()
         except CheckpointError as error:
             problem = error
@@ -341,8 +321,8 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
         # 5
         votes.common.load_state_dict(rule_state)
     # 6
-    assert loaded is not None
-    saved.apply(loaded)
+    assert taken is not None
+    saved.apply(taken)
 
 
 def has_sharded_form(votes: LocalVotes, state_dict: Mapping[str, Any]) -> bool:
