@@ -201,10 +201,10 @@ def test_others_go_on_without_a_process_whose_main_thread_has_ended(
 
 def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where members form an epoch for so long that nobody lets newcomers in."""
-    look, last_seen = Lookout._look_for_asks, 2 * len(TURNOVER) + 1
+    look, last = Lookout._look_for_asks, 2 * len(TURNOVER)
 
     def look_at_first(lookout: Lookout, epoch: Epoch) -> bool:
-        return epoch.number < last_seen and look(lookout, epoch)
+        return epoch.number < last and look(lookout, epoch)
 
     monkeypatch.setattr(Lookout, "_look_for_asks", look_at_first)
     unseen = (Coming(45, 0.0), Coming(45, 0.1))
@@ -281,6 +281,12 @@ def test_who_has_not_formed_an_epoch_to_its_end_is_no_member_of_it() -> None:
 @pytest.mark.slow
 def test_an_epoch_is_judged_though_its_first_member_has_never_entered_one() -> None:
     assert find_crew_violations(play_crew(draw_crew_plan(6565))) == []
+
+
+@pytest.mark.parametrize("seed", [9454, 9659])
+def test_no_second_run_begins_beside_the_first(seed: int) -> None:
+    """Some of the first workers die, or messages are late, and two groups are about to begin."""
+    assert find_crew_violations(play_crew(draw_crew_plan(seed))) == []
 
 
 def test_a_crew_measures_its_link_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -433,6 +433,7 @@ def test_who_has_not_trained_waits_for_members_before_each_ask(
     made, calls = Membership.__new__(Membership), list[str]()
     made.rendezvous, made.min_workers = make_rendezvous(make_store()), 2
     made.id, made.patience, made.ended = 7, Patience(60), threading.Event()
+    made._known_begun = {0}
     monkeypatch.setattr(
         made.rendezvous, "await_members", lambda: calls.append("await"), raising=False
     )

@@ -27,10 +27,17 @@ from torch.distributed import DistError
 from distlion.crew.admission import Ask, answer, ask, find_doubles, list_ready, refuse
 from distlion.crew.carried import CarriedState
 from distlion.crew.changes import Changes
-from distlion.crew.epoch import QUICK_S, Epoch, Member, TooFewError, order_members
+from distlion.crew.epoch import (
+    QUICK_S,
+    Epoch,
+    FormingError,
+    Member,
+    TooFewError,
+    order_members,
+)
 from distlion.crew.lanes import Lanes, OneLane
 from distlion.crew.lookout import Lookout
-from distlion.crew.memory import EPOCHS
+from distlion.crew.memory import BEGUN, EPOCHS, read_begun
 from distlion.crew.store import Rendezvous, name_epoch
 from distlion.errors import CrewError
 from distlion.step.newcomers import Newcomers
@@ -153,6 +160,7 @@ class Membership:
         self._previous: Epoch | None = None
         self._others_until_s = self.step_s = 0.0
         self._has_fallen_behind = False
+        self._known_begun = {0}
         self.lookout = Lookout(rendezvous, self.id, self.lanes)
         self.ended = self.lookout.ended
         weakref.finalize(self, self.ended.set)
@@ -274,7 +282,9 @@ class Membership:
         try:
             if not own.epoch:
                 rendezvous.await_members()  # in the next store, too
-            if rendezvous.find_last_begun() > own.epoch:
+            begun = rendezvous.find_last_begun()
+            self._known_begun.add(begun)  # its members are gone, if workers begin anew from here
+            if begun > own.epoch:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
             logger.info("worker %d asks to be let in, or waits for %d workers", self.id, least)
@@ -293,6 +303,26 @@ class Membership:
             raise rendezvous.make_gone_error(error) from error
         assert found is not None  # only workers in it are answered
         return found
+
+    def claim(self, epoch: Epoch) -> None:
+        """Let no second run begin beside one that has begun since the members of an epoch asked.
+
+        Workers that are all new begin a run. Where messages are slow or workers die, two groups of
+        them may be about to.
+
+        Raises:
+            FormingError: Others were first; this worker has to join them.
+            DistError: The store is away.
+        """
+        if any(member.epoch for member in epoch.members) or not self.lanes.leads:
+            return
+        store, number = self.rendezvous.store, epoch.number
+        while (found := read_begun(store)) != number:
+            if found and found not in self._known_begun:
+                self._previous, self._has_fallen_behind = None, True
+                raise FormingError(f"other workers have begun the run, with epoch {found}")
+            store.compare_set(BEGUN, str(found) if found else "", str(number))
+        self._known_begun.add(number)
 
     def endure(self, error: Exception) -> bool:
         """Allow another attempt after an epoch was not formed; wait for a store that is away.
