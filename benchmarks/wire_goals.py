@@ -307,6 +307,18 @@ def compare_processor_time(record: dict[str, Any]) -> str:
     )
 
 
+def list_before(record: dict[str, Any]) -> list[str]:
+    """Write where both commits are compared."""
+    return [
+        "## Beside an earlier commit",
+        "",
+        f"[A run in which both took turns](wire_before.md) has commit {record['before']} beside "
+        "today's: host time, votes of LocalSteps, a further bucket, and whole steps with their "
+        "processor time.",
+        "",
+    ]
+
+
 LISTS = {
     "bucket_cost": list_bucket_goals,
     "wire_rounds": list_latency_goals,
@@ -336,12 +348,7 @@ def write_page(records: dict[str, dict[str, Any]]) -> str:
         "| --- | ---: | ---: | --- | --- | --- |",
         *(goal.write() for goal in goals),
         "",
-        "## Beside an earlier commit",
-        "",
-        f"[A run in which both took turns](wire_before.md) has commit "
-        f"{records['wire_before']['before']} beside today's: host time, votes of LocalSteps, a "
-        "further bucket, and whole steps with their processor time.",
-        "",
+        *list_before(records["wire_before"]),
         "## Processor time of votes",
         "",
         "Seconds of a worker's processor in a step, for 100 million parameters, beyond a step "

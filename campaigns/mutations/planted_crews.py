@@ -15,13 +15,6 @@ TAKEN = (f"{FOUND[0]}::test_what_comes_while_an_epoch_may_still_fail_does_not_re
 
 CREW_MUTATIONS = (
     Mutation(
-        "crew: a second run begins beside the first",
-        "crew/membership.py",
-        "if found and found not in self._known_begun:",
-        "if False:",
-        (f"{FOUND[0]}::test_no_second_run_begins_beside_the_first",),
-    ),
-    Mutation(
         "crew: who is ahead by steps is first, whatever its epoch",
         "crew/epoch.py",
         "key=lambda each: (*(-number for number in each.progress), bool(each.follows), each.id)",

@@ -8,6 +8,13 @@ BUFFERS = ("distributed/test_buffers.py",)
 
 NEWCOMER = (
     Mutation(
+        "crew: a second run begins beside the first",
+        "crew/membership.py",
+        "if found and found not in self._known_begun:",
+        "if False:",
+        ("simulation/test_found_in_crews.py::test_no_second_run_begins_beside_the_first",),
+    ),
+    Mutation(
         "newcomer: the mean of buffers is every worker's own",
         "step/buffers.py",
         "    for row in rows:\n",

@@ -266,9 +266,30 @@ class Membership:
                 raise
         if found is None:
             found = self._ask(own, is_ready)
+        self._claim(found)
         self._previous = found
         self._others_until_s = time.monotonic() + QUICK_S + found.connect_timeout_s
         return found
+
+    def _claim(self, epoch: Epoch) -> None:
+        """Let no second run begin beside one that has begun since the members of an epoch asked.
+
+        Workers that are all new begin a run. Where messages are slow or workers die, two groups of
+        them may be about to.
+
+        Raises:
+            FormingError: Others were first; this worker has to join them.
+            DistError: The store is away.
+        """
+        if any(member.epoch for member in epoch.members):
+            return
+        store, number = self.rendezvous.store, epoch.number
+        while (found := read_begun(store)) != number:
+            if found and found not in self._known_begun:
+                self._previous, self._has_fallen_behind = None, True
+                raise FormingError(f"other workers have begun the run, with epoch {found}")
+            store.compare_set(BEGUN, str(found) if found else "", str(number))
+        self._known_begun.add(number)
 
     def _ask(self, own: Member, is_ready: Callable[[], bool]) -> Epoch:
         """Ask the members to let this worker in; where nobody trains, begin with others that ask.
@@ -303,26 +324,6 @@ class Membership:
             raise rendezvous.make_gone_error(error) from error
         assert found is not None  # only workers in it are answered
         return found
-
-    def claim(self, epoch: Epoch) -> None:
-        """Let no second run begin beside one that has begun since the members of an epoch asked.
-
-        Workers that are all new begin a run. Where messages are slow or workers die, two groups of
-        them may be about to.
-
-        Raises:
-            FormingError: Others were first; this worker has to join them.
-            DistError: The store is away.
-        """
-        if any(member.epoch for member in epoch.members) or not self.lanes.leads:
-            return
-        store, number = self.rendezvous.store, epoch.number
-        while (found := read_begun(store)) != number:
-            if found and found not in self._known_begun:
-                self._previous, self._has_fallen_behind = None, True
-                raise FormingError(f"other workers have begun the run, with epoch {found}")
-            store.compare_set(BEGUN, str(found) if found else "", str(number))
-        self._known_begun.add(number)
 
     def endure(self, error: Exception) -> bool:
         """Allow another attempt after an epoch was not formed; wait for a store that is away.

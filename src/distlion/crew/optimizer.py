@@ -297,7 +297,6 @@ class CrewLion(DistributedLion):
                 ready = {} if newcomer is None else {"is_ready": newcomer.is_ready}
                 epoch = membership.find_next(own, lost, patience_s=patience_s, **ready)
                 self._fire_forming("roster")
-                membership.claim(epoch)
                 if newcomer is not None:
                     newcomer.arrive(epoch)
                 self._enter(epoch)
