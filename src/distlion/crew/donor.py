@@ -35,8 +35,6 @@ logger = logging.getLogger("distlion")
 
 LINK_SHARE = 0.5
 """Share of the link's time that pieces take, unless the caller names a rate."""
-_AHEAD = 1
-"""Pieces that are sent before the one ahead of them has come, so that neither side waits."""
 _RECENT = 32
 """The fastest of so many pieces shows what the link needs; the rest of the others' time is that of
 busy cores, or of votes on the same link."""
@@ -188,7 +186,6 @@ class Feed:
         self.ended = threading.Event()
         self._waiting: deque[StepReply] = deque()
         self._pace = Pace(donor.rate_bit_per_s)
-        self._under_way: deque[tuple[int, float]] = deque()
         self._has_begun = self._is_behind = self._has_stopped = False
 
     @property
@@ -273,12 +270,9 @@ class Feed:
         if faults.armed:
             faults.fire(rank=self._own, step=number, point="stream", subject=self)
         began_s = time.monotonic()
-        self._under_way.append((values.numel(), began_s))
         link.send({"kind": "piece", "number": number, "step": step, "head": step}, values)
-        if len(self._under_way) > _AHEAD:
-            link.receive(0)  # the first of them has come: by the link, not into its buffers
-            self._pace.note_arrival(*self._under_way.popleft(), time.monotonic())
-        return began_s + self._pace.find_interval(values.numel())
+        link.receive(0)  # it has come: the time to here is that of the link, not of its buffers
+        return began_s + self._pace.find_interval(values.numel(), time.monotonic() - began_s)
 
 
 class Pace:
@@ -291,18 +285,18 @@ class Pace:
     def __init__(self, rate_bit_per_s: float | None) -> None:
         self._rate_bit_per_s = rate_bit_per_s
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds a byte
-        self._arrived_s = 0.0
 
-    def note_arrival(self, n_bytes: int, began_s: float, arrived_s: float) -> None:
-        """Note when a piece was begun and when it had come; the link had the ones before first."""
-        self._recent.append((arrived_s - max(began_s, self._arrived_s)) / n_bytes)
-        self._arrived_s = arrived_s
+    def find_interval(self, n_bytes: int, took_s: float) -> float:
+        """Return the seconds from the begin of a piece, which may be over by now.
 
-    def find_interval(self, n_bytes: int) -> float:
-        """Return the seconds from the begin of a piece of so many bytes; they may be over."""
+        Args:
+            n_bytes: Bytes of the piece.
+            took_s: Seconds until it had come.
+        """
         if self._rate_bit_per_s is not None:
             return 8 * n_bytes / self._rate_bit_per_s
-        return min(self._recent, default=0.0) * n_bytes / LINK_SHARE
+        self._recent.append(took_s / n_bytes)
+        return min(self._recent) * n_bytes / LINK_SHARE
 
 
 def _copy(param: Tensor, piece: Piece) -> Tensor:
