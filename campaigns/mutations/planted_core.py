@@ -10,8 +10,8 @@ CORE = (
     Mutation(
         "core: a weight is not counted",
         "votes/bucket_vote.py",
-        "self.roster.weigh(present), self.bucket",
-        "present, self.bucket",
+        "self.roster.weigh(present) if self._is_weighted else present",
+        "present",
         TOYS,
     ),
     Mutation(

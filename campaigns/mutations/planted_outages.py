@@ -68,7 +68,7 @@ OUTAGES = (
     Mutation(
         "outage: newcomers restore what they have heard of",
         "crew/memory.py",
-        "return bool(self.now or (self.crew and not self.begun))",
+        "return bool(self.now or (self.crew and not has_begun))",
         "return True",
         MEMORY,
     ),

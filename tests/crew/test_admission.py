@@ -18,10 +18,10 @@ import torch.distributed as dist
 from crews import await_true
 from distlion.crew import admission, epoch, lifeline, lookout, membership
 from distlion.crew.admission import Ask, ask, list_asks
-from distlion.crew.epoch import Epoch, Member, TooFewError
+from distlion.crew.epoch import Epoch, FormingError, Member, TooFewError
 from distlion.crew.lanes import OneLane
 from distlion.crew.membership import Membership, Patience, decide_among
-from distlion.crew.memory import Memory
+from distlion.crew.memory import Memory, read_begun
 from distlion.crew.signed import SignedStore
 from distlion.errors import CrewError
 
@@ -443,6 +443,28 @@ def test_who_has_not_trained_waits_for_members_before_each_ask(
     for _ in range(2):
         made._ask(own, lambda: True)
     assert calls == (["ask"] * 2 if epoch else ["await", "ask"] * 2)
+
+
+def claim(store: Any, number: int, known: set[int], *, epoch: int = 0) -> Membership:
+    """Let a worker that knows some claims find an epoch."""
+    made = Membership.__new__(Membership)
+    made.rendezvous, made._known_begun = make_rendezvous(store), known
+    made.rendezvous.memory = Memory()
+    made._claim(SimpleNamespace(number=number, members=[make_member(7, epoch=epoch)]))
+    return made
+
+
+def test_a_run_is_claimed_by_one_group_of_new_workers() -> None:
+    store = make_store()
+    assert claim(store, 3, {0}).rendezvous.memory.claimed == {3}
+    claim(store, 3, {0})  # another member
+    with pytest.raises(FormingError, match="have begun the run, with epoch 3"):
+        claim(store, 5, {0})
+    assert read_begun(store) == 3
+    claim(store, 5, {0, 3})  # the epoch was not formed, or the run has died
+    assert read_begun(store) == 5
+    claim(store, 6, {0}, epoch=5)  # members go on, whoever began
+    assert read_begun(store) == 5
 
 
 def test_survivors_follow_their_epoch_once_more_in_the_next_store(

@@ -152,3 +152,12 @@ def test_before_the_first_epoch_those_in_the_decision_restore_its_number() -> No
     assert read_all(store) == {IDS: 2 + GAP, EPOCHS: 1 + GAP, BEGUN: 0, CREW: TOKEN}
     assert not store.check([NOW])
     assert not store.check([ALIVE])
+
+
+@pytest.mark.parametrize("claimed", [{1}, set[int]()], ids=["by it", "by others"])
+def test_who_claimed_a_first_epoch_that_was_not_formed_restores_the_token(
+    claimed: set[int],
+) -> None:
+    store, memory = make_store(), Memory(crew=TOKEN, begun=1, n_epochs=1, claimed=claimed)
+    memory.restore(store)
+    assert read_all(store)[CREW] == (TOKEN if claimed else "")

@@ -290,6 +290,7 @@ class Membership:
                 raise FormingError(f"other workers have begun the run, with epoch {found}")
             store.compare_set(BEGUN, str(found) if found else "", str(number))
         self._known_begun.add(number)
+        self.rendezvous.memory.claimed.add(number)
 
     def _ask(self, own: Member, is_ready: Callable[[], bool]) -> Epoch:
         """Ask the members to let this worker in; where nobody trains, begin with others that ask.
@@ -303,9 +304,9 @@ class Membership:
         try:
             if not own.epoch:
                 rendezvous.await_members()  # in the next store, too
-            begun = rendezvous.find_last_begun()
-            self._known_begun.add(begun)  # its members are gone, if workers begin anew from here
-            if begun > own.epoch:
+            # Its members are gone, or workers would not begin anew from here.
+            self._known_begun.add(read_begun(rendezvous.store))
+            if rendezvous.find_last_begun() > own.epoch:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
             logger.info("worker %d asks to be let in, or waits for %d workers", self.id, least)

@@ -21,7 +21,7 @@ Whether the run is over is not restored: then nobody is left to do so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distlion.errors import CrewError
@@ -45,7 +45,8 @@ class Memory:
     Attributes:
         crew: The token of its crew, drawn when the first epoch was formed; "" before.
         n_ids, n_epochs: Numbers of workers and of epochs that were given, as far as it knows.
-        begun: The last epoch that has begun.
+        begun: The last epoch that has begun, or was claimed to be a run's first one.
+        claimed: The epochs that this worker has claimed so.
         now: A line about the members of this worker's epoch; "" before it is a member.
     """
 
@@ -53,6 +54,7 @@ class Memory:
     n_ids: int = 0
     n_epochs: int = 0
     begun: int = 0
+    claimed: set[int] = field(default_factory=set)
     now: str = ""
 
     def note_decision(self, decision: Mapping[str, Any]) -> None:
@@ -100,7 +102,8 @@ class Memory:
     @property
     def _may_restore(self) -> bool:
         """True for a member, and before the first epoch for whoever was to be in it."""
-        return bool(self.now or (self.crew and not self.begun))
+        has_begun = self.begun and self.begun not in self.claimed
+        return bool(self.now or (self.crew and not has_begun))
 
     def _check(self, found: str) -> None:
         if found != self.crew:
@@ -119,7 +122,7 @@ def raise_to(store: SignedStore, name: str, least: int, number: int) -> None:
 
 
 def read_begun(store: SignedStore) -> int:
-    """Return the number of the last epoch that has begun, 0 before the first one."""
+    """Return the last epoch that has begun, or was claimed to be the first one; 0 before."""
     return store.read(BEGUN, int) if store.check([BEGUN]) else 0
 
 

@@ -411,7 +411,7 @@ class Rendezvous:
         return False
 
     def find_last_begun(self) -> int:
-        """Return the number of the last epoch that has begun, 0 before the first one.
+        """Return the last epoch that has begun, or was claimed to be the first one; 0 before.
 
         Later numbers may be given, but unused. In a store that has come back empty, the last one
         that this worker has heard of counts.

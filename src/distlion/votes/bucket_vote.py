@@ -64,6 +64,7 @@ class BucketVote:
 
     def __init__(self, rule: Aggregation, bucket: BucketLayout, roster: Roster) -> None:
         self.rule, self.bucket, self.roster = rule, bucket, roster
+        self._is_weighted = roster.is_weighted
         self.shape = rule.shape(bucket, roster.n_votes)
         self.vote_planes = rule.vote_planes
         self.reply_planes = rule.reply_planes(roster.n_votes)
@@ -138,7 +139,8 @@ class BucketVote:
         packed = packed.view(len(votes), -1, self.vote_planes, BLOCK_WORDS)
         out = packed.new_empty(packed.shape[1], self.reply_planes, BLOCK_WORDS)
         first_block = first_shard * self.bucket.shard_blocks
-        cast = BlockVotes(packed, self.roster.weigh(present), self.bucket, first_block)
+        weighed = self.roster.weigh(present) if self._is_weighted else present
+        cast = BlockVotes(packed, weighed, self.bucket, first_block)
         self.rule.count(kernels, cast, coins, out=out)
         return out.view(-1).view(torch.uint8)
 
@@ -147,23 +149,24 @@ class BucketVote:
 
         Arguments are those of ``Roster.weigh``.
         """
+        if not self._is_weighted:
+            return present.sum(0)
         return self.roster.weigh(present).sum(0)
 
     def read_reply(self, payload: Tensor) -> Tensor:
         """Read the bits of a reply, without padding after them: (blocks, planes, 8) int64."""
-        row, tail_bytes = self._cut_padding(payload), self.shape.reply_scales_bytes
+        shape, tail_bytes = self.shape, self.shape.reply_scales_bytes
+        row = payload.reshape(-1)[: shape.n_shards * shape.reply_bytes]
         if tail_bytes:
-            row = row.view(self.shape.n_shards, -1)[:, :-tail_bytes].contiguous().view(-1)
+            row = row.view(shape.n_shards, -1)[:, :-tail_bytes].contiguous().view(-1)
         return row.view(torch.int64).view(-1, self.reply_planes, BLOCK_WORDS)
 
     def read_scales(self, payload: Tensor) -> Tensor:
         """Read a reply's step lengths: (n_shards, n_params) float32, on the payload's device."""
-        shards = self._cut_padding(payload).view(self.shape.n_shards, -1)
-        tail = shards[:, -self.shape.reply_scales_bytes :].contiguous().view(torch.float32)
+        shape = self.shape
+        row = payload.reshape(-1)[: shape.n_shards * shape.reply_bytes]
+        tail = row.view(shape.n_shards, -1)[:, -shape.reply_scales_bytes :].contiguous().view(torch.float32)
         return tail[:, : len(self.bucket.slots)]
-
-    def _cut_padding(self, payload: Tensor) -> Tensor:
-        return payload.reshape(-1)[: self.shape.n_shards * self.shape.reply_bytes]
 
     def list_replies(
         self, payload: Tensor, present: Sequence[int], positions: Sequence[int]
@@ -208,7 +211,8 @@ class BucketVote:
         if not all(present):
             # Momenta of a worker that is left out move too where nobody else has a vote.
             kernels.update_momentum(segments, [not n_votes for n_votes in present])
-        self.note()
+        if self.rule.worker_state:
+            self.note()
 
     def apply(
         self,
@@ -384,7 +388,7 @@ class BucketCount:
     def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
         """Turn one worker's votes on all shards into a packed sum, of one vote."""
         vote = self.vote
-        if vote.roster.is_weighted:
+        if vote._is_weighted:
             raise InvalidArgumentError(
                 "packed sums count votes alike, and workers have weights. Expected weights of 1; "
                 "or use a pattern without packed sums, such as AllReduce()"
