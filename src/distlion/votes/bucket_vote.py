@@ -165,7 +165,11 @@ class BucketVote:
         """Read a reply's step lengths: (n_shards, n_params) float32, on the payload's device."""
         shape = self.shape
         row = payload.reshape(-1)[: shape.n_shards * shape.reply_bytes]
-        tail = row.view(shape.n_shards, -1)[:, -shape.reply_scales_bytes :].contiguous().view(torch.float32)
+        tail = (
+            row.view(shape.n_shards, -1)[:, -shape.reply_scales_bytes :]
+            .contiguous()
+            .view(torch.float32)
+        )
         return tail[:, : len(self.bucket.slots)]
 
     def list_replies(
@@ -388,7 +392,7 @@ class BucketCount:
     def start_sum(self, votes: Tensor, present: Tensor) -> Tensor:
         """Turn one worker's votes on all shards into a packed sum, of one vote."""
         vote = self.vote
-        if vote._is_weighted:
+        if vote.roster.is_weighted:
             raise InvalidArgumentError(
                 "packed sums count votes alike, and workers have weights. Expected weights of 1; "
                 "or use a pattern without packed sums, such as AllReduce()"
