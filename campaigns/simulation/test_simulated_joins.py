@@ -66,7 +66,7 @@ def test_replies_of_two_epochs_are_read_by_the_roster_of_each(
         replay(replica, reply)
 
     monkeypatch.setattr(Replica, "replay", note_and_replay)
-    check_caught_up(play_crew(make_plan(1, CrewFault("die", 1, "committed", 10, 0))))
+    check_caught_up(play_crew(make_plan(1, CrewFault("die", 1, "committed", 6, 0))))
     assert sizes == {SIZE, SIZE - 1}
 
 

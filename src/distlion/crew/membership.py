@@ -305,8 +305,8 @@ class Membership:
             if not own.epoch:
                 rendezvous.await_members()  # in the next store, too
             # Its members are gone, or workers would not begin anew from here.
-            self._known_begun.add(read_begun(rendezvous.store))
-            if rendezvous.find_last_begun() > own.epoch:
+            self._known_begun.add(begun := rendezvous.find_last_begun())
+            if begun > own.epoch:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
             logger.info("worker %d asks to be let in, or waits for %d workers", self.id, least)
