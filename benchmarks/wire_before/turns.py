@@ -1,4 +1,4 @@
-"""What is compared, and turns of the two commits."""
+"""The figures of a comparison, and the turns in which two commits are measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_BUCKETS = 32
 LOCAL_RULES = ("ScaledVote", "ResidualVote(1)", "ResidualVote(2)", "EstimateVote(2)")
 
 Figures = dict[str, float]
-"""What a turn measured, by its name with its unit."""
+"""Measurements of one turn, by name and unit."""
 
 
 @dataclass(frozen=True)

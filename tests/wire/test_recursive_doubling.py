@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,6 +153,14 @@ def test_bits_sent_are_those_of_partial_counts(n: int, bits: int) -> None:
 def test_floats_are_refused_before_anything_is_sent() -> None:
     trial = Trial(RecursiveDoubling(), 2)
     trial.shape = replace(trial.shape, plane_bytes=None)
+    with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
+        trial.run()
+    assert [link.counted for link in trial.links] == [ByteCount()] * 2
+
+
+def test_a_reducer_without_sums_is_refused_before_anything_is_sent() -> None:
+    trial = Trial(RecursiveDoubling(), 2)
+    trial.reducers = [SimpleNamespace(reduce=each.reduce) for each in trial.reducers]
     with pytest.raises(InvalidArgumentError, match="counts votes in parts"):
         trial.run()
     assert [link.counted for link in trial.links] == [ByteCount()] * 2

@@ -267,7 +267,7 @@ class _Known:
 
 
 def _find_parts(shape: BucketShape, reducer: Reducer) -> PartialReducer:
-    if shape.plane_bytes is None:
+    if shape.plane_bytes is None or not hasattr(reducer, "start_sum"):
         raise InvalidArgumentError(
             "RecursiveDoubling() counts votes in parts, and those of this rule are floats, are "
             "pairs, or have weights. Expected votes of integers that count alike: use another "
