@@ -88,7 +88,8 @@ def measure_rounds(comm: Any, arguments: argparse.Namespace) -> dict[str, dict[s
     from distlion.wire.groups import own_group
     from distlion.wire.tcp import link_over
 
-    assert (world := dist.group.WORLD) is not None
+    world = dist.group.WORLD
+    assert world is not None
     groups = {wire: own_group(world, name=wire, timeout_s=60, wire=wire) for wire in OURS}
     links = {wire: link_over(group, timeout_s=60) for wire, group in groups.items()}
     wires = (*OURS, "mpi")
@@ -181,7 +182,6 @@ def start(arguments: argparse.Namespace, words: list[str]) -> int:
     agent = tools / "enter-a-host"
     agent.write_text(AGENT)
     agent.chmod(0o755)
-    is_open_mpi = (tools / "ompi_info").exists()
     hosts = ",".join(ADDRESSES)
     starter = [
         *["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", hosts, "-ppn", "1"],
@@ -198,7 +198,11 @@ def start(arguments: argparse.Namespace, words: list[str]) -> int:
     subprocess.run([*netlab, "up", "--name", LAB, "--hosts", "2", *links], check=True)
     try:
         return subprocess.run(
-            ["ip", "netns", "exec", f"distlion-{LAB}-h0", *command], env=environment, timeout=600
+            ["ip", "netns", "exec", f"distlion-{LAB}-h0", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=600,
+            check=False,
         ).returncode
     finally:
         subprocess.run([*netlab, "down", "--name", LAB], check=True)
