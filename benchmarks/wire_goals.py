@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from wire_mpi_page import MPI, list_mpi
+
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS / "wire_goals.md"
 RECORDS = {
@@ -35,6 +37,7 @@ RECORDS = {
     "gpu/steps": "python benchmarks/gpu steps",
     "gpu/hosts_first_look": "a script of its own",
 }
+RECORDS |= MPI
 LATENCY_MS = 50.0
 OVERLAP, NONE = "majority-auto-overlap", "none"
 SHARES = {
@@ -59,8 +62,8 @@ NOT_BUILT = """\
   ([device](device.md)). On cores that compute it costs up to 12 % ([end to end](end_to_end.md)), so
   `"auto"` keeps its trial.
 - **Votes a step late.** They lose 0.048 nats, and 0.01 was allowed ([delay](delay.md)).
-- **Others' transports.** torchcomms and PCCL were placeholders without code in PyPI, and the Python
-  package of UCX needs CUDA's libraries. None was measured
+- **Others' transports.** MPI is [measured below](#beside-mpi). torchcomms and PCCL were
+  placeholders without code in PyPI
   ([more](../../studies/lab-notebook.md#2026-11-29-votes-over-sockets-of-our-own)).
 - **Kernels of LocalSteps for GPUs.** The C++ core encodes scaled and stochastic votes and residuals
   in one pass; on a GPU plain torch does it, in several. What that costs there is
@@ -366,6 +369,7 @@ def write_page(records: dict[str, dict[str, Any]]) -> str:
         "## Not built",
         "",
         NOT_BUILT,
+        *list_mpi(records),
         "## Votes of LocalSteps",
         "",
         "Processor time of the calling thread, as multiples: of a majority vote's encode, exchange "
