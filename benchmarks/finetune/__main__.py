@@ -1,14 +1,16 @@
 """Fine-tune pretrained networks with votes and with AdamW, by the protocol in studies/.
 
     python benchmarks/finetune                  # the report, from the records
-    python benchmarks/finetune fetch FOLDER     # pretrained networks and texts, 124 MB
-    python benchmarks/finetune run --data FOLDER [--images cifar-10-batches-py] [--parts NAME ...]
+    python benchmarks/finetune fetch FOLDER     # pretrained networks and texts, 216 MB
+    python benchmarks/finetune run --data FOLDER [--images cifar-10-batches-py] [--books FOLDER]
+        [--parts NAME ...]
+    python benchmarks/finetune run ... --device cuda   # the parts that need a GPU, and no others
     python benchmarks/finetune open             # how many runs are open in each part
     python benchmarks/finetune unpack FOLDER    # MiniLM and the mails, for examples/09_finetune.py
 
 ``run`` goes on where it was stopped, and any number of processes share the work, one thread each: a
 run whose record is there is not repeated, nor is one that another process is at. Without
-``--images``, runs on images stay open.
+``--images`` or ``--books``, runs on images or novels stay open. Novels need ``gguf`` and ``peft``.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ def main(words: Sequence[str] | None = None) -> int:
     run = commands.add_parser("run", help="tune and train with virtual workers")
     run.add_argument("--data", type=Path, required=True, help="folder that fetch has filled")
     run.add_argument("--images", type=Path, help="folder of CIFAR-10's Python batches")
+    run.add_argument("--books", type=Path, help="folder of novels as *.txt, a book each")
+    run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     names = [part.name for part in PARTS]
     run.add_argument("--parts", nargs="+", choices=names, default=names)
     args = parser.parse_args(words)
@@ -70,8 +74,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     torch.set_num_threads(1)  # bits depend on it
     require_evidence()
-    material = Material(args.data, args.images)
-    chosen = tuple(part for part in PARTS if part.name in args.parts)
+    material = Material(args.data, args.images, args.books, args.device)
+    chosen = tuple(part for part in PARTS if part.name in args.parts and part.device == args.device)
+    if not chosen:
+        parser.error(f"none of {', '.join(args.parts)} runs with --device {args.device}")
 
     def list_open() -> list[RunConfig]:
         runs = list_open_runs(chosen, records.read)

@@ -16,7 +16,10 @@ from settings import (
     FACTORS,
     FEEDBACK,
     FEWER_SEEDS,
+    LANGUAGE,
+    MAJORITY,
     METHODS,
+    ORTHOGONAL,
     SEEDS,
     SETTINGS,
     SHORT_LIST,
@@ -65,6 +68,7 @@ class Part:
         seeds: Of its reported runs.
         alpha: Concentration of classes on workers; None: even.
         factors: Of AdamW's best rate, at which tuning runs are made and nothing is reported.
+        device: Where its runs are made, as they all need the same one.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Part:
     seeds: tuple[int, ...] = SEEDS
     alpha: float | None = None
     factors: tuple[float, ...] = ()
+    device: str = "cpu"
 
     def list_cells(self) -> list[Cell]:
         """Return its cells."""
@@ -126,6 +131,15 @@ PARTS = (
         workers=8,
         seeds=FEWER_SEEDS,
     ),
+    Part("f-novels", ("novels", "novels-lora"), (ADAMW, CAUTIOUS, MAJORITY), seeds=FEWER_SEEDS),
+    Part(
+        "f-novels-long",
+        ("novels-long",),
+        (*LANGUAGE, ORTHOGONAL),
+        seeds=FEWER_SEEDS,
+        device="cuda",
+    ),
+    Part("f-novels-lora", ("novels-long-lora",), LANGUAGE, seeds=FEWER_SEEDS, device="cuda"),
 )
 """In the order of the protocol."""
 

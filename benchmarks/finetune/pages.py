@@ -18,7 +18,7 @@ from answers import (
 from archive import Records
 from cells import Find, choose_rate
 from design import PARTS
-from evidence import Ending
+from evidence import NOVELS, Ending
 from settings import ADAMW, FACTORS, METHODS, ONE_BIT, VOTES
 
 from distlion_lab.report.document import Block, Heading, Paragraph, Table, render_markdown
@@ -40,7 +40,8 @@ def lay_out(find: Find) -> Iterator[Block]:
     yield Paragraph(
         f"Computed from `benchmarks/results/{NAME}/` by `python benchmarks/{NAME}`, by the "
         f"[protocol](../../studies/{NAME}-protocol.md) that was fixed before the runs. "
-        "Differences are points of test error, a method's minus AdamW's: lower is better."
+        "Differences are points of test error, on novels nats a token, a method's minus AdamW's: "
+        "lower is better."
     )
     yield Heading("Within 0.3 points of AdamW on two of three tasks?")
     names = [name for name in METHODS if name != ADAMW]
@@ -57,7 +58,7 @@ def lay_out(find: Find) -> Iterator[Block]:
     )
     yield Heading("Rates")
     yield Table(
-        ["part", "setting", "method", "rate", "beside AdamW's", "test error"],
+        ["part", "setting", "method", "rate", "beside AdamW's", "test error or nats"],
         list(_rows_of_rates(find)),
     )
     yield Heading("What has been run")
@@ -82,11 +83,13 @@ def _row_of_tries(each: FirstTry) -> list[str]:
 
 def _row_of_claim(claim: Claim) -> list[str]:
     difference = claim.difference
-    mean = f"{difference.mean:+.2f}"
+    digits = 4 if claim.setting in NOVELS else 2
+    mean = f"{difference.mean:+.{digits}f}"
     if math.isinf(difference.mean):
         mean = "diverged" if difference.mean > 0 else "AdamW diverged"
     known = math.isfinite(difference.low)
-    interval = f"{difference.low:+.2f} to {difference.high:+.2f}" if known else ""
+    low, high = (f"{each:+.{digits}f}" for each in (difference.low, difference.high))
+    interval = f"{low} to {high}" if known else ""
     where = [claim.part, claim.setting, claim.method, str(difference.n_seeds)]
     return [*where, mean, interval, difference.verdict.value]
 
@@ -103,7 +106,8 @@ def _rows_of_rates(find: Find) -> Iterator[list[str]]:
                 if rate is None or adamw is None:
                     continue
                 mark = " (at the edge)" if ending.choice.at_edge else ""
-                error = f"{math.fsum(outcomes) / len(outcomes):.2f}" if outcomes else ""
+                digits = 4 if setting in NOVELS else 2
+                error = f"{math.fsum(outcomes) / len(outcomes):.{digits}f}" if outcomes else ""
                 beside = f"{rate / adamw:g}"
                 yield [part.name, setting, method, f"{rate:g}{mark}", beside, error]
 

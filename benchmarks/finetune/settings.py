@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 import study_path  # noqa: F401
 from cells import Setting
+from evidence import NOVELS
 
 LENGTH, SIDE = 48, 96
 BATCH, STEPS, EVALUATIONS = 32, 128, 2
 SHOTS = (16, 64, 256)
+TOKENS, RANK, LONG_TOKENS = 64, 8, 256
+"""Tokens of a window, and rank of adapters, of SmolLM2 on novels."""
 SCORED_IMAGES = 2000
 """Of the 5,000 images of validation."""
 
@@ -23,12 +26,26 @@ SETTINGS: Mapping[str, Setting] = {
         )
         for shots in SHOTS
     },
+    "novels": Setting("novels", 24, 16, 1, {"length": TOKENS}),
+    "novels-lora": Setting("novels-lora", 24, 16, 1, {"length": TOKENS, "rank": RANK}),
+    "novels-long": Setting("novels-long", 100, 32, 2, {"length": LONG_TOKENS}),
+    "novels-long-lora": Setting(
+        "novels-long-lora", 100, 32, 2, {"length": LONG_TOKENS, "rank": RANK}
+    ),
 }
 TASKS = ("spam", "brown", "images")
-MARGINS: Mapping[str, float] = dict.fromkeys(TASKS, 0.3)
-"""Points of test error; smaller differences do not matter."""
+MARGINS: Mapping[str, float] = {**dict.fromkeys(TASKS, 0.3), **dict.fromkeys(NOVELS, 0.02)}
+"""Points of test error, or nats a token; smaller differences do not matter."""
 
-ADAMW_CENTERS: Mapping[str, float] = {"spam": 2e-4, "brown": 2e-4, "images": 1e-3}
+ADAMW_CENTERS: Mapping[str, float] = {
+    "spam": 2e-4,
+    "brown": 2e-4,
+    "images": 1e-3,
+    "novels": 1e-4,
+    "novels-lora": 1e-3,
+    "novels-long": 1e-4,
+    "novels-long-lora": 1e-3,
+}
 """The middle of AdamW's first three rates."""
 ADAMW_DECAY = 0.01
 DECAYS: Mapping[str, float] = {task: ADAMW_DECAY * rate for task, rate in ADAMW_CENTERS.items()}
@@ -48,6 +65,8 @@ VOTES = (CAUTIOUS, MAJORITY, ORTHOGONAL, FEEDBACK)
 """Rules whose first rate is asked for."""
 METHODS = (ADAMW, LION, *VOTES, LOCAL)
 TEXT_METHODS = (*METHODS, TERNARY)
+LANGUAGE = (ADAMW, LION, CAUTIOUS, MAJORITY, FEEDBACK)
+"""Methods on novels. Orthogonalizing would take minutes a step of a CPU."""
 SHORT_LIST = (ADAMW, CAUTIOUS, ORTHOGONAL, FEEDBACK)
 ONE_BIT = (CAUTIOUS, MAJORITY, ORTHOGONAL)
 """Votes of one bit an element and step; the first is the recipe."""

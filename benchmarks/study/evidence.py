@@ -19,6 +19,8 @@ from scoring import unpack_units
 
 MARGINS = {"images": 1.0, "text": 0.02}
 UNITS = {"images": "points of test error", "text": "nats a byte"}
+NOVELS = ("novels", "novels-lora", "novels-long", "novels-long-lora")
+"""Tasks of fine-tuning that are scored in nats a token."""
 CONFIDENCE = 0.95
 
 Array = npt.NDArray[np.float64]
@@ -72,7 +74,8 @@ class Ending:
     def errors(self, seed: int) -> Array:
         """Return the outcome of each unit of the test data: 0 or 100, or nats of a block."""
         units = unpack_units(self.records[seed]["test"]["units"])
-        return units if self.cell.setting.task == "text" else 100 * (1 - units)
+        is_text = self.cell.setting.task in ("text", *NOVELS)
+        return units if is_text else 100 * (1 - units)
 
     def outcomes(self) -> list[float]:
         """Return the outcome of each seed that came to its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,8 +29,6 @@ SPLITS = (
 """Books of validation and test; the others are trained on."""
 VALIDATION_WINDOWS = 512
 TEST_WINDOWS = 4096
-# Neighboring windows are alike: sampling errors are taken over blocks of them.
-BLOCK_WINDOWS = 32
 _SCORE_BATCH = 64
 _INIT, _PLACE = 0x696E6974, 0x706C616365
 
@@ -81,11 +80,11 @@ class SmallGPT(nn.Module):
 
 @dataclass(frozen=True)
 class Novels:
-    """Bytes of whole books.
+    """Whole books, as bytes, or as tokens in int32.
 
     Attributes:
-        train: (n,) uint8, all books one after the other.
-        validation, test: (windows, context + 1) uint8, evenly spaced over each book.
+        train: (n,), all books one after the other.
+        validation, test: (windows, context + 1), evenly spaced over each book.
         digest: Of all of it.
     """
 
@@ -113,27 +112,60 @@ class Novels:
         Raises:
             DataError: A book of validation or test is missing, or there is none to train on.
         """
-        books = {
-            path.stem: np.frombuffer(path.read_bytes(), np.uint8)
-            for path in sorted(folder.glob("*.txt"))
-        }
-        validation_books, test_books = SPLITS[split]
-        kept = {*validation_books, *test_books}
+        return cls.cut(
+            read_books(folder),
+            folder,
+            context=context,
+            held_out=SPLITS[split],
+            windows=(VALIDATION_WINDOWS, TEST_WINDOWS),
+        )
+
+    @classmethod
+    def cut(
+        cls,
+        books: Mapping[str, np.ndarray],
+        folder: Path,
+        *,
+        context: int,
+        held_out: tuple[Sequence[str], Sequence[str]],
+        windows: tuple[int, int],
+    ) -> Novels:
+        """Split books into those to train on and windows of the others.
+
+        Args:
+            books: Bytes or tokens, by name.
+            folder: Where they are from, for errors.
+            context: Bytes or tokens of a window.
+            held_out: Books of validation and of test.
+            windows: Numbers of their windows.
+
+        Raises:
+            DataError: A book of validation or test is missing, or there is none to train on.
+        """
+        kept = {*held_out[0], *held_out[1]}
         missing = sorted(kept - set(books))
         train = [text for name, text in books.items() if name not in kept]
         if missing or not train:
             raise DataError(f"books in {str(folder)!r}: {missing or 'any to train on'} missing")
 
-        def sample(names: tuple[str, ...], windows: int) -> Tensor:
-            each = windows // len(names)
+        def sample(names: Sequence[str], count: int) -> Tensor:
+            each = count // len(names)
             return torch.cat([_spread(books[name], each, length=context + 1) for name in names])
 
         return cls(
             train=torch.from_numpy(np.concatenate(train)),
-            validation=sample(validation_books, VALIDATION_WINDOWS),
-            test=sample(test_books, TEST_WINDOWS),
+            validation=sample(held_out[0], windows[0]),
+            test=sample(held_out[1], windows[1]),
             digest=digest_arrays(*books.values()),
         )
+
+
+def read_books(folder: Path) -> dict[str, np.ndarray]:
+    """Read ``*.txt`` of a folder as bytes, by name."""
+    return {
+        path.stem: np.frombuffer(path.read_bytes(), np.uint8)
+        for path in sorted(folder.glob("*.txt"))
+    }
 
 
 def _spread(text: np.ndarray, windows: int, *, length: int) -> Tensor:
@@ -153,7 +185,13 @@ class TextTask(ScoredTask):
         workers: Their number, a divisor of ``batch``.
         seed: Of places and initial weights.
         width, layers, heads, context: Of the network.
+
+    Attributes:
+        block_windows: Neighboring windows are alike, so sampling errors are taken over blocks of
+            so many.
     """
+
+    block_windows = 32
 
     def __init__(
         self,
@@ -206,7 +244,7 @@ class TextTask(ScoredTask):
 
     def conclude(self, losses: Tensor, right: Tensor) -> Result:
         windows = len(losses) // self._size["context"]
-        block = min(BLOCK_WINDOWS, windows) * self._size["context"]
+        block = min(self.block_windows, windows) * self._size["context"]
         units = losses.double().view(-1, block).mean(1).cpu().numpy()
         return Result(float(losses.double().mean()), float(right.double().mean()), units)
 

@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 MODULES = (
     *("study_path", "settings", "packages", "texts", "networks", "design", "runs", "material"),
-    "unpacked",
+    *("unpacked", "language", "text"),
 )
 DATA = "DISTLION_FINETUNE_DATA"
 SMALL = {
@@ -196,6 +196,67 @@ def test_small_model_trains_to_a_record(finetune: Any, tmp_path: Path, name: str
     assert record["train_loss"][-1] < record["train_loss"][0]
 
 
+def write_novels(finetune: Any, folder: Path) -> None:
+    text = finetune.text
+    for name in (*text.VALIDATION_BOOKS, *text.TEST_BOOKS, "Another"):
+        (folder / f"{name}.txt").write_text(" ".join(f"w{place % 7}" for place in range(1500)))
+
+
+def make_novel_task(finetune: Any, folder: Path, rank: int, workers: int = 4) -> Any:
+    write_novels(finetune, folder)
+    tokenizer = make_tokenizer()
+    novels = finetune.language.read_novels(folder, lambda text: tokenizer.encode(text).ids, 8)
+    sizes = {"vocab_size": 200, "hidden_size": 16, "intermediate_size": 32}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "tie_word_embeddings": True}
+
+    def build(seed: int) -> Any:
+        torch.manual_seed(3)
+        network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+        return finetune.language.LanguageModel(network, rank=rank, seed=seed)
+
+    windows = {"batch": 16, "workers": workers, "context": 8}
+    return finetune.language.NovelTask(novels, build, seed=1, **windows)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("global-adamw", "global-lion-betas-90-95", "majority-cautious-betas-90-95"),
+        *("majority-orthogonal-betas-90-95", "library-feedback-2-betas-90-95"),
+    ],
+)
+def test_language_model_trains_to_a_record(
+    finetune: Any, tmp_path: Path, name: str, rank: int
+) -> None:
+    if rank:
+        pytest.importorskip("peft")
+    cell = finetune.design.make_cell("novels-lora" if rank else "novels", name)
+    config = cell.config(3e-3, 1, is_tuning=False)
+    task = make_novel_task(finetune, tmp_path, rank, max(1, config.workers))
+    trainer = finetune.runs.Trainer(config, task, lambda _: None, warm_up_share=0.1, decay=1e-5)
+    before = {key: each.clone() for key, each in trainer._model.state_dict().items()}
+    record = trainer.run()
+    assert record["diverged"] is None
+    assert record["test"]["units"]["count"] == 256 // finetune.language.NovelTask.block_windows
+    assert record["train_loss"][-1] < record["train_loss"][0]
+    moved = {
+        key for key, each in trainer._model.state_dict().items() if not each.equal(before[key])
+    }
+    assert moved
+    assert all(("lora_" in key) == bool(rank) for key in moved)
+
+
+def test_adapters_begin_as_no_change(finetune: Any, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    whole, adapted = (make_novel_task(finetune, tmp_path, rank).build_model() for rank in (0, 2))
+    windows = torch.arange(16).view(2, 8)
+    assert torch.equal(whole(windows), adapted(windows))
+    trained = [name for name, each in adapted.named_parameters() if each.requires_grad]
+    assert len(trained) == 14
+    assert all("lora_" in name for name in trained)
+
+
 @pytest.mark.slow
 def test_real_networks_take_real_data(finetune: Any) -> None:
     folder = os.environ.get(DATA)
@@ -210,3 +271,15 @@ def test_real_networks_take_real_data(finetune: Any) -> None:
     weights = finetune.networks.read_lite(Path(folder))
     lite = finetune.networks.LiteClassifier(weights, side=96, n_classes=10, seed=0)
     assert lite(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.slow
+def test_real_language_model_knows_novels(finetune: Any) -> None:
+    folder = os.environ.get(DATA)
+    if not folder:
+        pytest.skip(f"run `python benchmarks/finetune fetch FOLDER` and set {DATA}=FOLDER")
+    pytest.importorskip("gguf", reason="pip install gguf, which reads SmolLM2's weights")
+    _, _, tokenize = finetune.language.read_smollm2(Path(folder))
+    model = finetune.language.build_smollm2(Path(folder), rank=0, seed=0)
+    tokens = torch.tensor([tokenize("The capital of France is")])
+    assert int(model(tokens)[0, -1].argmax()) in tokenize(" Paris")
