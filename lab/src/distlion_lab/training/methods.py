@@ -1,6 +1,6 @@
 """Methods by name: how each trains real workers and virtual ones, and its place in comparisons.
 
-A method of one name is a line of ``_MEANS`` or ``_SIGNUM``. A rule is a line of
+A method of one name is a line of ``means.MEANS`` or ``_SIGNUM``. A rule is a line of
 ``distlion.votes.RULES``. That line also gives it its name here, with masks, betas, momentum
 averaging and local steps.
 """
