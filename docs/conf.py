@@ -22,6 +22,7 @@ version = release = distlion.__version__
 root_doc = "docs/index"
 include_patterns = [
     "docs/**",
+    "benchmarks/gpu/QUEUE.md",
     "benchmarks/results/**.md",
     "studies/**.md",
     "CHANGELOG.md",
