@@ -33,7 +33,7 @@ STATES = (
     Mutation(
         "names that stand elsewhere are loaded by place",
         "optim/saved_groups.py",
-        "if there != (number, index):",
+        "if (number, index) not in there:",
         "if False:",
         DIVISION,
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import distlion
 from cluster import run_workers
@@ -139,6 +140,24 @@ REFUSED: dict[str, Refusal] = {
         errors.InvalidArgumentError,
         ("odd overlaps itself", "clone"),
     ),
+    "negated view": (
+        lambda: [("odd", torch.nn.Parameter(torch._neg_view(torch.ones(3))))],
+        {},
+        errors.InvalidArgumentError,
+        ("odd", "resolve_neg"),
+    ),
+    "wrapper of tensors": (
+        lambda: [("odd", torch.nn.Parameter(TwoTensor(torch.ones(3), torch.ones(3))))],
+        {},
+        errors.UnsupportedTypeError,
+        ("odd is a TwoTensor",),
+    ),
+    "sparse": (
+        lambda: [*make_params(), ("odd", torch.nn.Parameter(torch.eye(3).to_sparse(), False))],
+        {},
+        errors.UnsupportedTypeError,
+        ("odd has the layout torch.sparse_coo", "leave out"),
+    ),
     "one storage": (params_over_one_storage, {}, errors.InvalidArgumentError, ("a and b overlap",)),
     "expanded": (overlapping_param, {}, errors.InvalidArgumentError, ("overlap|expand|share",)),
     "all frozen": (frozen_params, {}, errors.InvalidArgumentError, ("requires|frozen|trainable",)),
@@ -149,6 +168,24 @@ REFUSED: dict[str, Refusal] = {
         ("ensor",),
     ),
     "not a tensor": (lambda: [1.0], {}, errors.UnsupportedTypeError, ("float",)),
+    "pair the wrong way round": (
+        lambda: [(p, name) for name, p in make_params()],
+        {},
+        errors.UnsupportedTypeError,
+        (r"parameter 0 .*\(Parameter, str\)", r"\(name, tensor\)"),
+    ),
+    "tuple of three": (
+        lambda: [(name, p, 0.1) for name, p in make_params()],
+        {},
+        errors.UnsupportedTypeError,
+        (r"\(str, Parameter, float\)",),
+    ),
+    "mesh for a group": (
+        make_params,
+        {"process_group": "gloo"},
+        errors.UnsupportedTypeError,
+        ("process_group=str", r"mesh\.get_group\(\)"),
+    ),
     "negative lr": (make_params, {"lr": -1e-4}, errors.InvalidArgumentError, ("lr", "-0.0001")),
     "nan lr": (make_params, {"lr": float("nan")}, errors.InvalidArgumentError, ("lr", "nan")),
     "infinite lr": (make_params, {"lr": float("inf")}, errors.InvalidArgumentError, ("lr", "inf")),

@@ -32,6 +32,8 @@ from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
 
+THIRD = {"third": 20}
+
 DISAGREEMENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "shape": (
         lambda: make_optimizer(make_params({"first": 70, "second": 131})),
@@ -40,6 +42,10 @@ DISAGREEMENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "number of parameters": (
         lambda: make_optimizer(make_params({"first": 70})),
         ("second|parameters",),
+    ),
+    "number of groups": (
+        lambda: make_optimizer([{"params": each} for each in (make_params(), make_params(THIRD))]),
+        ("third, .* on rank 1, but not on ranks 0, 2",),
     ),
     "order": (
         lambda: make_optimizer(make_params({"second": 130, "first": 70})),
@@ -109,7 +115,13 @@ def disagree(rank: int, world_size: int, name: str, odd_rank: int) -> Caught | N
     return caught(None, lambda: make_optimizer(bfloat16_params() if name == "rounding" else None))
 
 
-QUICK = ("number of parameters", "cautious", "setting of a rule", "momentum dtype")
+QUICK = (
+    "number of parameters",
+    "number of groups",
+    "cautious",
+    "setting of a rule",
+    "momentum dtype",
+)
 """Of parameters, of a group, of a rule, and of the optimizer as a whole."""
 
 
@@ -119,6 +131,7 @@ def test_disagreement_at_construction_is_an_error_on_every_rank(name: str) -> No
     assert_all_raised(outcomes, errors.ConfigMismatchError, *DISAGREEMENTS[name][1], r"\b1\b")
     for outcome in outcomes:
         assert outcome is not None and outcome.culprits == (1,)
+        assert "since this optimizer was made" not in outcome.text
 
 
 @pytest.mark.parametrize("odd_rank", [0, 1])

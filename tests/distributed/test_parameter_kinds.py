@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import distlion
 import oracle
@@ -115,6 +116,37 @@ def train_with_expanded_gradient(rank: int, world_size: int) -> np.ndarray:
 def test_expanded_gradient_votes_at_every_coordinate() -> None:
     for weights in run_workers(train_with_expanded_gradient, 2):
         assert np.array_equal(weights, np.full(70, -0.5, np.float32))
+
+
+def train_with_gradients_of_inference(rank: int, world_size: int) -> np.ndarray:
+    p = torch.nn.Parameter(torch.zeros(70))
+    optimizer = distlion.DistributedLion([p], lr=0.5)
+    for _ in range(2):
+        with torch.inference_mode():
+            p.grad = torch.full((70,), rank + 1.0)
+        optimizer.step()
+    return p.detach().numpy().copy()
+
+
+def test_gradients_of_which_torch_counts_no_writes_vote() -> None:
+    for weights in run_workers(train_with_gradients_of_inference, 2):
+        assert np.array_equal(weights, np.full(70, -1.0, np.float32))
+
+
+def train_beside_quantized(rank: int, world_size: int) -> list[list[float]]:
+    inside = [torch.full((3,), 10.0 * rank + number) for number in range(2)]
+    quantized = torch.nn.Parameter(TwoTensor(*inside), requires_grad=False)
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = distlion.DistributedLion([quantized, p], lr=0.5)
+    p.grad = torch.ones(2)
+    optimizer.step()
+    return [tensor.tolist() for tensor in (quantized.a, quantized.b, p)]
+
+
+def test_a_frozen_parameter_that_wraps_others_begins_as_that_of_rank_0() -> None:
+    """As quantized weights beside adapters that are trained."""
+    for found in run_workers(train_beside_quantized, 2):
+        assert found == [[0.0] * 3, [1.0] * 3, [-0.5] * 2]
 
 
 def train_half(rank: int, world_size: int) -> np.ndarray:

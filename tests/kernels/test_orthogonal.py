@@ -61,6 +61,14 @@ def test_a_batch_orthogonalizes_each_matrix_by_itself(shape: tuple[int, int]) ->
         assert torch.allclose(found, orthogonalize(matrix), rtol=0, atol=BATCH_ATOL)
 
 
+def test_a_callers_autocast_changes_no_bit() -> None:
+    """With overlap votes are encoded on another thread, where it is off."""
+    matrix = draw((7, 30), torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = orthogonalize(matrix)
+    assert torch.equal(found, orthogonalize(matrix))
+
+
 @pytest.mark.parametrize("shape", [(3, 8), (8, 3)])
 def test_singular_values_follow_the_quintic_from_the_frobenius_norm(shape: tuple[int, int]) -> None:
     """Of a matrix with known singular vectors, in double: the scalar iteration, value by value."""

@@ -287,6 +287,11 @@ def test_a_misspelt_name_is_refused(
         group_params(make_cnn()[0], **arguments)
 
 
+def test_a_lazy_module_is_refused_by_name() -> None:
+    with pytest.raises(errors.UnsupportedTypeError, match=r"0\.weight belongs to a lazy module"):
+        group_params(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)))
+
+
 def test_a_table_shows_where_each_parameter_went() -> None:
     groups = group_params(make_cnn()[0], weight_decay=0.1)
     text = describe_groups(groups)

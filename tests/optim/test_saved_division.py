@@ -70,6 +70,22 @@ def test_a_state_whose_names_stand_elsewhere_names_what_moved(kind: str) -> None
 
 
 @EVERY
+@pytest.mark.parametrize("in_one_group", [False, True])
+def test_a_state_of_two_models_whose_names_are_the_same_loads(
+    in_one_group: bool, kind: str
+) -> None:
+    """As of a generator and its critic, given as ``[*one.named_parameters(), *two...]``."""
+    pairs = [list(Model().named_parameters()) for _ in range(2)]
+    groups = [{"params": pairs[0] + pairs[1]}] if in_one_group else [{"params": p} for p in pairs]
+    optimizer = OPTIMIZERS[kind](groups)
+    optimizer.load_state_dict(optimizer.state_dict())
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0]["param_names"][:2] = "ba"
+    with pytest.raises(CheckpointError, match=r"'b' is parameter 0 of group 0 .* parameter 1 of"):
+        optimizer.load_state_dict(state)
+
+
+@EVERY
 def test_a_state_whose_names_are_unknown_loads_by_order(kind: str) -> None:
     """Wrappers put words before names: ``_orig_mod.``, ``module.``."""
     state = copy.deepcopy(make(kind, "ab", "cd")[1].state_dict())

@@ -113,6 +113,23 @@ def test_what_schedulers_write_and_other_integers_for_a_step_are_taken(kind: str
     assert (optimizer.committed_step, type(optimizer.param_groups[0]["step"])) == (8, int)
 
 
+@pytest.mark.parametrize("number", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_numbers_of_a_schedule_by_numpy_are_taken_and_saved_as_pythons(
+    kind: str, number: Callable[[float], Any]
+) -> None:
+    params = make_params()
+    optimizer = OPTIMIZERS[kind](params)
+    optimizer.param_groups[0].update(lr=number(0.25), weight_decay=number(0.5))
+    take_step(optimizer, params)
+    (group,) = optimizer.state_dict()["param_groups"]
+    assert [(type(group[key]), group[key]) for key in ("lr", "weight_decay")] == [
+        (float, 0.25),
+        (float, 0.5),
+    ]
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
 def test_arguments_of_the_whole_optimizer_are_refused_in_a_group() -> None:
     own = {"params", "lr", "betas", "weight_decay", "aggregation"}
     arguments = {field.name for field in fields(Settings)} | {"process_group"}

@@ -46,18 +46,19 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         The same shape and dtype; zeros where a matrix is zero, NaN where one is not finite.
 
     Notes:
-        Products are of this dtype. A matrix is first divided by its largest magnitude, so that the
-        norm neither overflows nor underflows.
+        Products are of this dtype, also where the caller's ``torch.autocast`` is on. A matrix is
+        first divided by its largest magnitude, so that the norm neither overflows nor underflows.
     """
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
     tiny = torch.finfo(x.dtype).tiny
-    x = x / x.abs().amax((-2, -1), keepdim=True).clamp(min=tiny)
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=tiny)
     a, b, c = QUINTIC
-    for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    with torch.autocast(x.device.type, enabled=False):
+        x = x / x.abs().amax((-2, -1), keepdim=True).clamp(min=tiny)
+        x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=tiny)
+        for _ in range(ITERATIONS):
+            gram = x @ x.mT
+            x = a * x + (b * gram + c * (gram @ gram)) @ x
     result: Tensor = x.mT if is_tall else x
     return result
 

@@ -12,7 +12,13 @@ from torch.nn.parameter import is_lazy
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.contract import PARAM_DTYPES
 from distlion.kernels.orthogonal import matrix_shape
-from distlion.step.param import check_own_memory, check_shared_memory, is_dtensor, local_tensor
+from distlion.step.param import (
+    check_own_memory,
+    check_shared_memory,
+    is_dtensor,
+    is_wrapper,
+    local_tensor,
+)
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.masked import MaskedVote
 
@@ -76,9 +82,17 @@ def split_names(group: Mapping[str, Any]) -> tuple[list[str | None], list[Any]]:
             under ``param_names``, as another optimizer's group has them.
 
     Raises:
+        UnsupportedTypeError: A tuple is no (name, tensor) pair.
         InvalidArgumentError: Only some have names, or ``param_names`` does not fit the parameters.
     """
     entries = group["params"]
+    for index, entry in enumerate(entries):
+        if isinstance(entry, tuple) and not (len(entry) == 2 and isinstance(entry[0], str)):
+            kinds = ", ".join(type(each).__name__ for each in entry)
+            raise UnsupportedTypeError(
+                f"parameter {index} of a group is a tuple ({kinds}); expected a tensor, or a pair "
+                "(name, tensor) as in model.named_parameters()"
+            )
     pairs = [entry if isinstance(entry, tuple) else (None, entry) for entry in entries]
     names, params = [name for name, _ in pairs], [param for _, param in pairs]
     unnamed = names.count(None)
@@ -187,8 +201,12 @@ def check_params(
             raise InvalidArgumentError(
                 f"{name} is {seen[id(param)]} once more; give each parameter once"
             )
-        if param.layout is torch.strided:
-            check_own_memory(local_tensor(param), name)
+        check_own_memory(local_tensor(param), name)
+        if local_tensor(param).is_neg():
+            raise InvalidArgumentError(
+                f"{name} is a negated view, whose memory holds the opposite values. Expected a "
+                "plain tensor. Call .resolve_neg() first"
+            )
         seen[id(param)] = name
     everything = {**known, **dict(zip(params, names, strict=True))}
     trained = {param: name for param, name in everything.items() if param.requires_grad}
@@ -212,10 +230,18 @@ def _check_kind(param: Any, name: str) -> None:
             f"{name} has dtype {param.dtype}; expected {_list_dtypes()}; leave out what needs no "
             "gradient"
         )
+    if param.layout is not torch.strided:
+        raise UnsupportedTypeError(
+            f"{name} has the layout {param.layout}; expected a dense tensor; leave out what needs "
+            "no gradient"
+        )
     if not param.requires_grad:
         return
-    if param.layout is not torch.strided:
-        raise UnsupportedTypeError(f"{name} has the layout {param.layout}; expected a dense tensor")
+    if is_wrapper(local_tensor(param)):
+        raise UnsupportedTypeError(
+            f"{name} is a {type(param.detach()).__name__}, which wraps other tensors; expected a "
+            "tensor with memory of its own. Freeze it, or train a plain tensor in its place"
+        )
     if param.dtype not in PARAM_DTYPES:
         raise UnsupportedTypeError(f"{name} has dtype {param.dtype}; expected {_list_dtypes()}")
 

@@ -177,6 +177,7 @@ class DistributedLion(VotingBase):
     def _meet_all(self) -> None:
         with self._session.lifecycle.collective("construction"):
             trained = self._list_trainable()
+            self._fixed.note(self.param_groups)
             lines = self._take_fingerprint(trained).list_lines(self.param_groups)
             self._session.join(lines, trained, self._param_names(), step=self.committed_step)
             self._lay_out()

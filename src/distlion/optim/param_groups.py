@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.orthogonal import matrix_shape
@@ -53,7 +54,7 @@ def group_params(
 
     Raises:
         InvalidArgumentError: There is no such head, or a pattern matches nothing.
-        UnsupportedTypeError: The model is no ``nn.Module``.
+        UnsupportedTypeError: The model is no ``nn.Module``, or has a lazy module without shapes.
 
     Notes:
         Call it after ``fully_shard``, which replaces parameters.
@@ -77,6 +78,12 @@ def group_params(
     if not isinstance(model, nn.Module):
         raise UnsupportedTypeError(f"model={type(model).__name__}: expected a torch.nn.Module")
     named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    for name, param in named.items():
+        if is_lazy(param):
+            raise UnsupportedTypeError(
+                f"{name} belongs to a lazy module and has no shape yet. Expected shapes, by which "
+                "matrices are found. Run a batch through the model first"
+            )
     outside = _list_outside(model, head) | _match(named, exclude)
     hidden = _list_hidden(model)
     groups: dict[tuple[str, float | None], list[tuple[str, Tensor]]] = {}

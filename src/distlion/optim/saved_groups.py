@@ -157,7 +157,8 @@ def check_division(
     """Check that each group holds the parameters that it held when it was saved.
 
     Where both have names, a name at another place means that the parameter has moved. Unknown names
-    are ignored, as wrappers of a model add prefixes.
+    are ignored, as wrappers of a model add prefixes. Two models in one optimizer may have the same
+    names, of which each then has several places.
 
     Raises:
         CheckpointError: A parameter is in another group, or at another place in it.
@@ -171,18 +172,18 @@ def check_division(
             "other settings are theirs. Make the optimizer with the groups that were saved"
         )
     _check_saved_names(saved)
-    places = {
-        name: (number, index)
-        for number, group in enumerate(present)
-        for index, name in enumerate(group.get("param_names", ()))
-    }
+    places: dict[str, list[tuple[int, int]]] = {}
+    for number, group in enumerate(present):
+        for index, name in enumerate(group.get("param_names", ())):
+            places.setdefault(name, []).append((number, index))
     for number, group in enumerate(saved):
         for index, name in enumerate(group.get("param_names", ())):
-            there = places.get(name, (number, index))
-            if there != (number, index):
+            there = places.get(name, [(number, index)])
+            if (number, index) not in there:
+                other, place = there[0]
                 raise CheckpointError(
                     f"{name!r} is parameter {index} of group {number} in the saved state, and "
-                    f"parameter {there[1]} of group {there[0]} here. Expected the same place, as "
+                    f"parameter {place} of group {other} here. Expected the same place, as "
                     "states are loaded by places. Make the optimizer with the groups that were "
                     "saved"
                 )

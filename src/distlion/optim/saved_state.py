@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -96,10 +97,14 @@ class _Exporter:
 
 
 def _export_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a param group without objects of distlion's classes."""
+    """Return a param group without objects of distlion's classes and of numpy's.
+
+    torch's ``weights_only`` refuses numpy's numbers, which a schedule by numpy writes as ``lr``.
+    """
+    group = {k: v.item() if isinstance(v, np.generic) else v for k, v in group.items()}
     rule = group.get("aggregation")
     if not isinstance(rule, Aggregation) or "step" not in group:  # of a Lion, which reads neither
-        return dict(group)
+        return group
     named = {"aggregation": repr(rule), "step": read_step([group])}
     return {**group, **export_agreement(group), **named}
 

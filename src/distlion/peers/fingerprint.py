@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
 from distlion.step.hyperparameters import describe_hyperparameters, describe_steps
-from distlion.step.param import VotingParam, describe_make, is_dtensor
+from distlion.step.param import VotingParam, describe_make, is_dtensor, is_wrapper
 
 
 def digest_lines(lines: Sequence[str]) -> bytes:
@@ -36,6 +36,8 @@ def describe_params(groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, 
             trained = "trained" if param.requires_grad else "frozen"
             place = f"device {devices.index(param.device)}"
             kind = f"{tuple(param.shape)}, {param.dtype}, {place}, {trained}"
+            if is_wrapper(param):
+                kind += f", {type(param).__name__}"
             if is_dtensor(param):
                 kind += f", {param.placements}"
             lines.append(f"parameter {index} of group {number}: {names[param]}, {kind}")

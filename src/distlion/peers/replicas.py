@@ -22,7 +22,7 @@ from distlion.failures import name_ranks
 from distlion.kernels.dispatch import choose_kernels
 from distlion.peers.connections import Connections
 from distlion.peers.routing import Routing
-from distlion.step.param import VotingParam, local_tensor
+from distlion.step.param import VotingParam, is_wrapper, local_tensor
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.wire.ask import ask, ask_texts, find_problem
@@ -179,12 +179,22 @@ class ReplicatedParams:
 
 def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) -> None:
     """Overwrite parameters with the values of the group's first rank."""
-    for param in params:
-        own = local_tensor(param).detach()
+    for own in (each for param in params for each in _list_plain(local_tensor(param).detach())):
         row = own.contiguous().to(link.wire_device)
         broadcast_tensor(link, row, step=step)
         if row.data_ptr() != own.data_ptr():
             own.copy_(row)
+
+
+def _list_plain(tensor: Tensor) -> list[Tensor]:
+    """List the tensors that hold a tensor's values: itself, or those that it wraps.
+
+    Only frozen parameters may be wrappers, as quantized weights are.
+    """
+    if not is_wrapper(tensor):
+        return [tensor]
+    wrapped, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [plain for name in wrapped for plain in _list_plain(getattr(tensor, name))]
 
 
 def broadcast_tensor(link: Transport, row: Tensor, *, step: int, source: int = 0) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
@@ -55,13 +56,15 @@ def refusing_former(make: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_number(name: str, value: Any) -> float:
-    """Return ``value`` as a float: a number, or a tensor with one element.
+    """Return ``value`` as a float: a number, also one of numpy, or a tensor with one element.
 
     Raises:
         UnsupportedTypeError: It is something else.
         InvalidArgumentError: It is not finite, or not as a float32.
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        value = value.item()
+    if isinstance(value, np.integer | np.floating):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedTypeError(f"{name}={value!r}: expected a number")

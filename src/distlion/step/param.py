@@ -155,11 +155,18 @@ def describe_make(found: object) -> str:
 
 SPARSE = -1
 """Version of a sparse gradient, which has no address to compare."""
+UNCOUNTED = -2
+"""Version of a gradient made under ``torch.inference_mode()``, of which torch counts no writes."""
 
 
 def is_dtensor(tensor: object) -> bool:
     """Return whether a tensor may be a shard of a larger one."""
     return hasattr(tensor, "to_local")
+
+
+def is_wrapper(tensor: object) -> bool:
+    """Return whether a tensor has no memory but that of tensors inside, as quantized ones."""
+    return hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -533,8 +540,8 @@ class GradientMark(NamedTuple):
     Attributes:
         owner: Its parameter.
         grad: The tensor.
-        version: Its version counter, or ``SPARSE``. A DTensor's counter does not count changes to
-            its shard: see ``Arrivals``.
+        version: Its version counter, or ``SPARSE`` or ``UNCOUNTED``. A DTensor's counter does not
+            count changes to its shard: see ``Arrivals``.
         address: Its address.
     """
 
@@ -557,7 +564,11 @@ def mark_gradients(params: Sequence[VotingParam]) -> list[GradientMark]:
             version = SPARSE
         elif grad is not None:
             own = local_tensor(grad) if param.is_sharded else grad
-            version, address = grad._version, own.data_ptr()
+            address = own.data_ptr()
+            try:
+                version = grad._version
+            except RuntimeError:
+                version = UNCOUNTED
         marks.append(GradientMark(param, grad, version, address))
     return marks
 
@@ -577,7 +588,7 @@ def find_changed(marks: Sequence[GradientMark]) -> VotingParam | None:
         grad = owner.param.grad
         if grad is not mark.grad:
             return owner
-        if grad is not None and version != SPARSE:
+        if grad is not None and version >= 0:
             own = local_tensor(grad) if owner.is_sharded else grad
             if grad._version != version or own.data_ptr() != mark.address:
                 return owner

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch.distributed as dist
 
-from distlion.errors import ProcessGroupError
+from distlion.errors import ProcessGroupError, UnsupportedTypeError
 from distlion.votes.roster import Roster
 from distlion.wire.frame import MAX_WORKERS
 from distlion.wire.watch import PeerWatch, watch_peers
@@ -129,12 +130,19 @@ def check_member(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Check that this process is in a group, and return the group.
 
     Raises:
+        UnsupportedTypeError: It is no group, such as a DeviceMesh.
         ProcessGroupError: It is not.
     """
     ready = dist.is_available() and dist.is_initialized()
+    is_member = ready and isinstance(process_group, dist.ProcessGroup)
     # torch gives non-members a placeholder instead of a group.
-    is_member = isinstance(process_group, dist.ProcessGroup)
-    if not ready or not is_member or dist.get_rank(process_group) < 0:
+    placeholder: Any = dist.GroupMember.NON_GROUP_MEMBER if ready else process_group
+    if not is_member and process_group != placeholder:
+        raise UnsupportedTypeError(
+            f"process_group={type(process_group).__name__}: expected a process group of "
+            "torch.distributed. For a DeviceMesh of one dim, give mesh.get_group()"
+        )
+    if not is_member or dist.get_rank(process_group) < 0:
         raise ProcessGroupError(
             "this process is not a member of process_group=; make the optimizer on members only"
         )
