@@ -173,6 +173,12 @@ def test_members_take_each_example_once_while_their_number_changes() -> None:
     assert newcomer.cursor == 60
 
 
+@pytest.mark.parametrize(("name", "value"), [("n_examples", 0), ("batch_size", -1)])
+def test_a_sampler_without_examples_is_refused(name: str, value: int) -> None:
+    with pytest.raises(distlion.errors.InvalidArgumentError, match=f"{name}={value}"):
+        CrewSampler(FixedCrew(0, 2), **{"n_examples": 60, "batch_size": 5, name: value})  # type: ignore[arg-type]
+
+
 def test_newcomers_are_let_in_before_examples_are_dealt() -> None:
     crew, other = FixedCrew(1, 3), FixedCrew(2, 3)
     sampler, expected = (CrewSampler(each, 60, 5, seed=3) for each in (crew, other))  # type: ignore[arg-type]
