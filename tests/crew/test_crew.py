@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import socket
 from collections import Counter
 from pathlib import Path
@@ -17,6 +19,7 @@ import distlion
 from crews import OPTIONS, check_equal, host_store, make_crew, start, train
 from distlion.crew import CrewSampler, lifeline
 from distlion.crew.carried import CarriedState, decode_state, encode_state
+from distlion.crew.crew import SECRET_VARIABLE
 from distlion.errors import CrewError
 
 
@@ -40,7 +43,10 @@ def test_without_a_store_the_error_says_how_to_start_one() -> None:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["", "::1", "host", "host:", ":29400", "host:abc", "host:70000", "host:0", "[::1]", "a b:1"],
+    [
+        *("", "::1", "host", "host:", ":29400", "host:abc", "host:70000", "host:0", "[::1]"),
+        *("a b:1", "head..local:1", f"{'a' * 64}:1"),
+    ],
 )
 def test_an_address_without_host_or_port_is_refused(endpoint: str) -> None:
     with pytest.raises(distlion.errors.InvalidArgumentError) as caught:
@@ -90,11 +96,33 @@ def test_the_limit_of_a_silent_store_is_the_callers(monkeypatch: pytest.MonkeyPa
         ({"min_workers": 4, "max_workers": 3}, "max_workers=3"),
         ({"newcomers": "ones"}, "newcomers='ones'"),
         ({"run_id": ""}, "run_id=''"),
+        ({"wait_timeout_s": -1}, "wait_timeout_s=-1"),
+        ({"wait_timeout_s": math.nan}, "wait_timeout_s=nan"),
     ],
 )
 def test_wrong_arguments_of_a_crew(options: dict[str, Any], words: str) -> None:
     with pytest.raises(distlion.errors.InvalidArgumentError, match=words):
         make_crew(1, **options)
+
+
+@pytest.mark.parametrize("name", ["min_workers", "max_workers", "wait_timeout_s"])
+def test_arguments_of_a_crew_that_are_no_numbers(name: str) -> None:
+    for value in ("3", None):
+        with pytest.raises(distlion.errors.UnsupportedTypeError, match=f"{name}={value!r}"):
+            make_crew(1, **{name: value})
+
+
+def test_a_secret_of_the_environment_may_be_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environb, SECRET_VARIABLE.encode(), b"w\xf6rter")
+    store = host_store()
+    crew = distlion.Crew(f"127.0.0.1:{store.port}", store_timeout_s=20)
+    crew._membership.rendezvous.end()
+
+
+def test_buffers_that_are_no_tensors_are_refused() -> None:
+    store, model = host_store(), nn.BatchNorm1d(3)
+    with pytest.raises(distlion.errors.UnsupportedTypeError, match="buffers has a tuple: expected"):
+        make_crew(store.port).optimizer(model.parameters(), buffers=model.named_buffers())
 
 
 @pytest.mark.parametrize("option", ["process_group", "nodes", "momentum_sync"])
@@ -145,6 +173,12 @@ def test_members_take_each_example_once_while_their_number_changes() -> None:
     assert newcomer.cursor == 60
 
 
+@pytest.mark.parametrize(("name", "value"), [("n_examples", 0), ("batch_size", -1)])
+def test_a_sampler_without_examples_is_refused(name: str, value: int) -> None:
+    with pytest.raises(distlion.errors.InvalidArgumentError, match=f"{name}={value}"):
+        CrewSampler(FixedCrew(0, 2), **{"n_examples": 60, "batch_size": 5, name: value})  # type: ignore[arg-type]
+
+
 def test_newcomers_are_let_in_before_examples_are_dealt() -> None:
     crew, other = FixedCrew(1, 3), FixedCrew(2, 3)
     sampler, expected = (CrewSampler(each, 60, 5, seed=3) for each in (crew, other))  # type: ignore[arg-type]
@@ -183,6 +217,25 @@ class Held:
 def test_a_state_that_cannot_be_carried_is_refused_at_once(value: object) -> None:
     with pytest.raises(CrewError, match="carried"):
         CarriedState().add({"held": Held({"value": value})})
+
+
+def test_a_tensor_that_cannot_be_carried_is_found() -> None:
+    state = {"rates": [0.1], "best": ({"loss": torch.zeros(2)},)}
+    with pytest.raises(CrewError, match=re.escape("what is carried.best.0.loss is a tensor")):
+        encode_state(state)
+
+
+@pytest.mark.parametrize("value", [3, None, [Held({})]])
+def test_what_has_no_state_is_not_carried(value: Any) -> None:
+    with pytest.raises(distlion.errors.UnsupportedTypeError, match=r"held=.*expected an object"):
+        CarriedState().add({"held": value})
+
+
+@pytest.mark.parametrize("value", [{1, 2}, print, torch.zeros(2)])
+def test_a_group_that_no_newcomer_can_be_given_is_refused_at_once(value: object) -> None:
+    store, group = host_store(), {"params": [nn.Parameter(torch.zeros(3))], "own": value}
+    with pytest.raises(CrewError, match=re.escape("0.own")):
+        make_crew(store.port).optimizer([group])
 
 
 def test_two_things_cannot_be_carried_by_one_name() -> None:

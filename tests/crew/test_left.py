@@ -13,6 +13,7 @@ from crews import (
     STRUCK_AT,
     await_true,
     check_equal,
+    draw_loss,
     host_store,
     make_crew,
     make_model,
@@ -96,3 +97,23 @@ def give_up(rank: int, size: int, port: int, how: str) -> tuple[bool, bool, str]
 def test_no_process_group_stays_behind(how: str, text: str) -> None:
     store = host_store()
     assert start(give_up, 2, store.port, how) == [(True, False, text)] * 2
+
+
+def step_after(rank: int, size: int, port: int) -> tuple[str, int]:
+    """Return the error of a step after the end, and the number of epochs."""
+    crew, model = make_crew(port, min_workers=2), make_model(rank)
+    with crew:
+        optimizer = crew.optimizer(model.named_parameters(), timeouts=Timeouts(step_s=4))
+        draw_loss(model, 0, rank).backward()
+        optimizer.step()
+    draw_loss(model, 1, rank).backward()
+    with pytest.raises(CrewError) as caught:
+        optimizer.step()
+    return str(caught.value), optimizer.traffic.epochs_formed
+
+
+def test_who_has_left_forms_no_epoch() -> None:
+    store = host_store()
+    for text, n_epochs in start(step_after, 2, store.port):
+        assert "has left its crew" in text
+        assert n_epochs == 1

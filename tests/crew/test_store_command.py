@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from distlion.command_line import MISUSED
 from distlion.crew import command
 from distlion.crew.store import MEMBERS_FIRST, TRAINED
 from distlion.errors import InvalidArgumentError
@@ -88,6 +89,13 @@ def test_what_cannot_be_the_file_of_the_state_is_refused_at_the_start(
     monkeypatch.setattr(command, "start_store", lambda port: pytest.fail("it was started"))
     with pytest.raises(InvalidArgumentError, match="expected a file in a folder"):
         command.run(["crew", "--state", name])
+
+
+def test_a_port_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.run(["crew", "--port", "65536"])
+    assert caught.value.code == MISUSED
+    assert "65536 is not a port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_marked", [True, False], ids=["by hand", "by the file"])

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.crew.epoch import FormingError
 from distlion.crew.signed import SignedStore
-from distlion.errors import CheckpointError, CrewError, InvalidArgumentError
+from distlion.errors import (
+    CheckpointError,
+    CrewError,
+    InvalidArgumentError,
+    UnsupportedTypeError,
+)
 from distlion.optim.saved_groups import WORKER_KEY
 
 
@@ -41,9 +47,15 @@ class CarriedState:
 
         Raises:
             InvalidArgumentError: Another object has this name.
+            UnsupportedTypeError: An object has no state.
             CrewError: A state holds a value that cannot be carried.
         """
         for name, each in carried.items():
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+                raise UnsupportedTypeError(
+                    f"{name}={each!r}: expected an object with state_dict() and load_state_dict(), "
+                    "such as a scheduler"
+                )
             if self._carried.get(name, each) is not each:
                 raise InvalidArgumentError(f"{name!r} is carried already; give it another name")
             encode_state({name: each.state_dict()})
@@ -95,8 +107,24 @@ def encode_state(state: Any) -> str:
             f"param groups and carried states must be numbers, strings, lists and dicts ({error})"
         ) from error
     if tensors:
-        raise CrewError("a tensor or an array cannot be carried; give numbers, lists and dicts")
+        raise CrewError(
+            f"{find_tensor(state, 'what is carried')} is a tensor or an array, which cannot be "
+            "carried; give numbers, lists and dicts"
+        )
     return text
+
+
+def find_tensor(value: Any, place: str) -> str | None:
+    """Return the place of the first tensor or array in a state; None if it has none."""
+    if isinstance(value, Tensor | np.ndarray):
+        return place
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    found = (find_tensor(item, f"{place}.{key}") for key, item in pairs)
+    return next((each for each in found if each is not None), None)
 
 
 def decode_state(text: str) -> Any:
@@ -161,12 +189,22 @@ def describe_groups(
     """Return the hyperparameters of all groups, as numbers, without some keys."""
     return [
         {
-            key: value.item() if isinstance(value, Tensor) else value
+            key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             for key, value in group.items()
             if key not in (*_OWN, *but)
         }
         for group in groups
     ]
+
+
+def check_group(group: object) -> None:
+    """Check that a newcomer can be given what is in a param group beside parameters.
+
+    Raises:
+        CrewError: It has a value that cannot be carried.
+    """
+    if isinstance(group, dict):  # torch refuses what is none
+        encode_state(describe_groups([group]))
 
 
 def check_groups(own: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Sequence
@@ -12,12 +13,27 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from distlion.command_line import Parser, read_whole
 from distlion.crew.memory import NOW
-from distlion.crew.store import DEFAULT_PORT, MEMBERS_FIRST, TRAINED, name_run, start_store
+from distlion.crew.store import (
+    DEFAULT_PORT,
+    MEMBERS_FIRST,
+    MOST_PORTS,
+    TRAINED,
+    name_run,
+    start_store,
+)
 from distlion.errors import InvalidArgumentError
 
 _LOOK_S = 0.5
 MEMBERS_FIRST_S = 60
 """Seconds for members to come back; they try every few seconds."""
+
+
+def read_port(text: str) -> int:
+    """Return the number of a port; 0 for any free one."""
+    port = read_whole(text)
+    if port > MOST_PORTS:
+        raise argparse.ArgumentTypeError(f"{port} is not a port: expected {MOST_PORTS} at most")
+    return port
 
 
 def make_parser() -> Parser:
@@ -32,7 +48,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument(
         "--port",
-        type=read_whole,
+        type=read_port,
         default=DEFAULT_PORT,
         help="Port of the store (default: %(default)s).",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import weakref
@@ -32,7 +33,7 @@ from distlion.crew.store import (
 )
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.local_steps import Inner
-from distlion.step.arguments import check_positive
+from distlion.step.arguments import check_count, check_positive
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.wire.heartbeats import BEAT_S
@@ -107,6 +108,22 @@ def check_silence(silence_s: float) -> None:
         )
 
 
+def check_workers(min_workers: int, max_workers: int) -> None:
+    """Check the fewest and the most workers that train.
+
+    Raises:
+        UnsupportedTypeError: One is not an integer.
+        InvalidArgumentError: They are out of range.
+    """
+    check_count("min_workers", min_workers)
+    check_count("max_workers", max_workers)
+    if not 2 <= min_workers <= max_workers <= MOST_WORKERS:
+        raise InvalidArgumentError(
+            f"min_workers={min_workers}, max_workers={max_workers}: expected 2 <= min_workers "
+            f"<= max_workers <= {MOST_WORKERS}; a single worker trains with distlion.Lion"
+        )
+
+
 def check_handover(handover_rate: float | None, replay_steps: int) -> None:
     """Check the rate at which a member sends parameters, and the number of replies that it keeps.
 
@@ -144,7 +161,8 @@ class Crew:
             its votes; None for half of the time of its link.
         replay_steps: Most replies of steps that a member keeps for a newcomer that is slow; a reply
             has a bit or more per element. A newcomer that falls further behind begins anew.
-        wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others.
+        wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others; ``math.inf`` for no
+            end.
         store_timeout_s: Seconds that the store may be silent before it counts as lost.
         store_wait_s: Seconds that a worker waits for a store that is lost once it needs it. Steps
             do not need it; to let workers in, to go on after a loss and to finish do.
@@ -154,7 +172,7 @@ class Crew:
 
     Raises:
         InvalidArgumentError: A value is out of range.
-        UnsupportedTypeError: The endpoint is not text.
+        UnsupportedTypeError: The endpoint is not text, or a number is none.
         ProcessGroupError: This process is not in the group of ``member``.
         CrewError: No store answers at the endpoint.
         KernelBackendError: distlion's own sockets were not built.
@@ -192,12 +210,10 @@ class Crew:
         silence_s: float = SILENCE_S,
     ) -> None:
         parse_endpoint(endpoint)
-        if not 2 <= min_workers <= max_workers <= MOST_WORKERS:
-            raise InvalidArgumentError(
-                f"min_workers={min_workers}, max_workers={max_workers}: expected 2 <= min_workers "
-                f"<= max_workers <= {MOST_WORKERS}; a single worker trains with distlion.Lion"
-            )
+        check_workers(min_workers, max_workers)
         check_newcomers(newcomers)
+        if wait_timeout_s != math.inf:
+            check_positive("wait_timeout_s", wait_timeout_s)
         check_positive("store_timeout_s", store_timeout_s)
         check_positive("store_wait_s", store_wait_s)
         check_silence(silence_s)
@@ -205,7 +221,7 @@ class Crew:
         choose_wire()  # others would wait for a worker that finds out later that it cannot connect
         self._handover_rate, self._replay_steps = handover_rate, replay_steps
         if not run_id:
-            raise InvalidArgumentError("run_id='': expected a name")
+            raise InvalidArgumentError(f"run_id={run_id!r}: expected a name")
         lanes = None if member is None else Lanes(member)
         rendezvous = Rendezvous(
             endpoint,
@@ -319,8 +335,9 @@ class Crew:
 
         Raises:
             InvalidArgumentError: The crew has an optimizer already, or cannot have this option.
-            UnsupportedTypeError: Parameters are DTensors.
-            CrewError: Fewer than ``min_workers`` came in time.
+            UnsupportedTypeError: Parameters are DTensors, or something has no state to carry.
+            CrewError: Fewer than ``min_workers`` came in time, or a param group has a value that
+                cannot be carried.
         """
         if self._optimizer is not None:
             raise InvalidArgumentError("a crew has one optimizer; give it all parameters")

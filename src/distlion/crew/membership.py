@@ -181,6 +181,18 @@ class Membership:
             raise CrewError("the crew has formed no epoch yet; make its optimizer first")
         return self._epoch
 
+    def check_here(self) -> None:
+        """Check that this worker has not left.
+
+        Raises:
+            CrewError: It has.
+        """
+        if self.ended.is_set():
+            raise CrewError(
+                "this worker has left its crew; take steps inside `with crew:`, or begin again "
+                "with another Crew"
+            )
+
     def describe(self, *, epoch: int, step: int, calls: int, settings: int) -> Member:
         """Describe this worker as a member.
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from distlion import faults
 from distlion.checkpoint.identity import hand_on_identities, take_identities
 from distlion.crew import carried
-from distlion.crew.carried import describe_groups, take_groups
+from distlion.crew.carried import check_group, describe_groups, take_groups
 from distlion.crew.catch_up import Newcomer, find_refusal
 from distlion.crew.changes import CrewTraffic
 from distlion.crew.donor import Donor
@@ -27,7 +27,7 @@ from distlion.crew.lane_shards import LaneSharding, open_lanes
 from distlion.crew.lanes import Lanes
 from distlion.crew.local_votes import CrewVotes
 from distlion.crew.membership import Membership
-from distlion.crew.options import check_options, limit_forming
+from distlion.crew.options import check_options, check_whole, limit_forming, list_buffers
 from distlion.crew.replies import Replica
 from distlion.errors import (
     CorruptFrameError,
@@ -38,7 +38,6 @@ from distlion.errors import (
     ReplicaMismatchError,
     StepError,
     StepTimeoutError,
-    UnsupportedTypeError,
 )
 from distlion.failures import Status
 from distlion.optim.arguments import name_tensors
@@ -52,7 +51,7 @@ from distlion.step.agreement import AGREEMENT_KEY
 from distlion.step.inputs import StepInputs
 from distlion.step.newcomers import begin_momentum
 from distlion.step.nodes import NodePieces
-from distlion.step.param import is_dtensor, local_tensor
+from distlion.step.param import local_tensor
 from distlion.step.timeouts import Timeouts
 from distlion.wire.verdict import with_error
 from distlion.wire.watch import watch_peers
@@ -76,7 +75,8 @@ class CrewLion(DistributedLion):
 
     Raises:
         InvalidArgumentError: A crew cannot have this option.
-        UnsupportedTypeError: Parameters are DTensors, and this member is one process.
+        UnsupportedTypeError: A buffer is no tensor, or this process has DTensors for itself.
+        CrewError: A param group has a value that a newcomer cannot be given.
     """
 
     _sharding: LaneSharding | None = None
@@ -94,16 +94,13 @@ class CrewLion(DistributedLion):
         lanes = membership.lanes
         check_options(options, lanes)
         timeouts = limit_forming(timeouts)
-        self._membership, self._buffers, self._local = membership, list(buffers), local
+        self._membership, self._buffers, self._local = membership, list_buffers(buffers), local
         self._whole_epoch = 0
         self._newcomer: Newcomer | None = None
         self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, timeouts=timeouts, **options)
-        if self._sharding is None and any(is_dtensor(param) for param in self._all_params()):
-            raise UnsupportedTypeError(
-                "the parameters are DTensors, and this member is one process, which holds whole "
-                "parameters; pass Crew(member=mesh) for a member of several"
-            )
+        if self._sharding is None:
+            check_whole(self._all_params())
         rules = [group["aggregation"] for group in self.param_groups]
         refusal = find_refusal(membership.newcomers, rules, lanes, is_local=local is not None)
         donors = [stage for stage in self._own_stages if isinstance(stage, Donor)]
@@ -117,6 +114,11 @@ class CrewLion(DistributedLion):
     def list_all(self) -> list[Tensor]:
         """List all parameters, in the order of their groups."""
         return self._all_params()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as ``DistributedLion`` does; newcomers must begin with this group."""
+        check_group(param_group)
+        super().add_param_group(param_group)
 
     def make_replica(self) -> Replica:
         """Make the replica of the parameters that a newcomer writes while it catches up."""
@@ -265,11 +267,12 @@ class CrewLion(DistributedLion):
             patience_s: Seconds within which the others follow this worker.
 
         Raises:
-            CrewError: Too few workers are left, or the store is gone.
+            CrewError: Too few workers are left, the store is gone, or this worker has left.
             CheckpointError: An exception cut the commit of a step short here.
             ReplicaMismatchError: Workers at one step have different parameters.
         """
         self._session.lifecycle.check_whole()
+        self._membership.check_here()
         try:
             self._form(lost, patience_s)
         except BaseException:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from distlion.crew.lane_shards import check_lane_options
 from distlion.crew.lanes import Lanes, OneLane
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.step.arguments import check_record
+from distlion.step.param import is_dtensor
 from distlion.step.timeouts import Timeouts
 
 REFUSED = {
@@ -41,6 +43,34 @@ def check_options(options: Mapping[str, Any], lanes: OneLane) -> None:
             "there is a process group, and the crew makes one for each epoch; leave "
             "init_process_group() out, or pass Crew(member=...) if its processes are one member"
         )
+
+
+def check_whole(params: Iterable[Tensor]) -> None:
+    """Refuse shards for a member of one process.
+
+    Raises:
+        UnsupportedTypeError: A parameter is a DTensor.
+    """
+    if any(is_dtensor(param) for param in params):
+        raise UnsupportedTypeError(
+            "the parameters are DTensors, and this member is one process, which holds whole "
+            "parameters; pass Crew(member=mesh) for a member of several"
+        )
+
+
+def list_buffers(buffers: Iterable[Tensor]) -> list[Tensor]:
+    """List the buffers that a newcomer takes.
+
+    Raises:
+        UnsupportedTypeError: One is not a tensor.
+    """
+    listed = list(buffers)
+    for each in listed:
+        if not isinstance(each, Tensor):
+            raise UnsupportedTypeError(
+                f"buffers has a {type(each).__name__}: expected tensors, such as model.buffers()"
+            )
+    return listed
 
 
 def limit_forming(timeouts: Timeouts) -> Timeouts:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distlion.step.arguments import check_count
+
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew
 
@@ -28,11 +30,16 @@ class CrewSampler:
 
     Attributes:
         cursor: Examples dealt out so far.
+
+    Raises:
+        InvalidArgumentError, UnsupportedTypeError: A number is below 1, or not an integer.
     """
 
     def __init__(
         self, crew: Crew, n_examples: int, batch_size: int, *, seed: int = 0, name: str = "sampler"
     ) -> None:
+        check_count("n_examples", n_examples)
+        check_count("batch_size", batch_size)
         self._crew, self._n_examples, self._batch_size = crew, n_examples, batch_size
         self._seed, self.cursor = seed, 0
         self._order: tuple[int, torch.Tensor] | None = None

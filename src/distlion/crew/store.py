@@ -42,7 +42,12 @@ def parse_endpoint(endpoint: object) -> tuple[str, int]:
     found = _PATTERN.fullmatch(endpoint.strip())
     if found is None or not 0 < int(found[3]) <= MOST_PORTS:
         raise InvalidArgumentError(f"endpoint={endpoint!r}: {_EXAMPLES}")
-    return found[1] or found[2], int(found[3])
+    host = found[1] or found[2]
+    try:
+        host.encode("idna")  # as for its lookup
+    except UnicodeError as error:
+        raise InvalidArgumentError(f"endpoint={endpoint!r}: {_EXAMPLES} ({error})") from error
+    return host, int(found[3])
 
 
 _TIMEOUT_S = 10
@@ -239,7 +244,8 @@ class Rendezvous:
         self._was_new, self._came_s = False, -math.inf
         self._address.await_store()
         began_s = time.monotonic()
-        key = hashlib.sha256(f"{run_id}\0{secret}".encode()).digest()
+        # The environment may have bytes that are no text.
+        key = hashlib.sha256(f"{run_id}\0{secret}".encode(errors="surrogateescape")).digest()
         self._lifeline = Lifeline(
             self._address.connect,
             store_timeout_s,
