@@ -71,7 +71,7 @@ def test_a_tensor_that_cannot_be_written_is_named_by_its_place(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("error")
 def test_an_array_that_may_only_be_read_is_saved_without_a_warning(tmp_path: Path) -> None:
-    array = np.arange(6.0).reshape(2, 3).T
+    array = np.arange(6.0).reshape(2, 3)
     array.flags.writeable = False
     torch.set_warn_always(True)  # else torch warns once in a process
     try:
