@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import lion_pytorch
@@ -151,3 +152,27 @@ def test_state_of_lion_pytorch_loads() -> None:
     assert math.isclose(lion.param_groups[0]["lr"], 1e-3)
     for p, q in zip(ours, theirs, strict=True):
         assert torch.equal(lion.state[p]["exp_avg"], reference.state[q]["exp_avg"])
+
+
+def test_a_schedule_may_be_a_table_of_numpy() -> None:
+    table = np.linspace(1, 0.1, 5, dtype=np.float32)  # a rate of Python times one is float32
+    ends = []
+    for kind in (np.float32, float):
+        param = torch.nn.Parameter(torch.zeros(3))
+        lion = distlion.Lion([param], lr=0.5)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            lion, lambda step, kind=kind: kind(table[step])
+        )
+        for _ in range(4):
+            param.grad = torch.tensor([1.0, -1.0, 2.0])
+            lion.step()
+            schedule.step()
+        ends.append(param.detach())
+    assert type(lion.param_groups[0]["lr"]) is float
+    assert torch.allclose(*ends) and ends[0][1] > 0
+
+
+@pytest.mark.parametrize("lr", [np.float32("nan"), np.bool_(True), np.str_("0.1")])
+def test_other_scalars_of_numpy_are_refused(lr: object) -> None:
+    with pytest.raises(distlion.errors.DistlionError, match="lr="):
+        distlion.Lion([torch.nn.Parameter(torch.zeros(3))], lr=lr)  # type: ignore[arg-type]
