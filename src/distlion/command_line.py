@@ -58,8 +58,7 @@ def shown_failures() -> Iterator[None]:
             yield
         finally:
             # Buffered output may be refused too, and an error at exit would go unseen.
-            if sys.stdout is not None:  # None if the caller has closed it
-                sys.stdout.flush()
+            sys.stdout.flush()
     except InvalidArgumentError as error:
         show_error(str(error))
         sys.exit(MISUSED)
