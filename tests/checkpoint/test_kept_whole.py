@@ -106,6 +106,16 @@ def test_an_impossible_name_of_a_folder_is_refused_and_the_optimizer_lives(tmp_p
     run.save(tmp_path)
 
 
+def test_the_folder_of_one_checkpoint_is_no_folder_for_checkpoints(tmp_path: Path) -> None:
+    run = Run()
+    one = run.save(tmp_path)
+    run.train(0, 1)
+    for call in (distlion.save_checkpoint, distlion.check_checkpoint_folder):
+        with pytest.raises(errors.CheckpointError, match=f"Save into {tmp_path}"):
+            call(one, run.model, run.optimizer)
+    assert run.save(tmp_path).parent == tmp_path
+
+
 def test_other_things_than_a_model_and_a_scheduler_are_named(tmp_path: Path) -> None:
     run = Run()
     run.save(tmp_path)

@@ -22,7 +22,7 @@ from distlion.checkpoint.contents import (
     digest_layout,
     take_apart,
 )
-from distlion.checkpoint.folder import prune, read_manifest
+from distlion.checkpoint.folder import is_name, prune, read_manifest
 from distlion.checkpoint.identity import agree_on_identity, check_owner, list_loaded
 from distlion.checkpoint.tensor_file import warn_if_unreadable
 from distlion.checkpoint.writer import Writer
@@ -203,9 +203,15 @@ def _find_root(path: str | os.PathLike[str]) -> Path:
     """Return a folder's absolute path: the script may change its folder during the save.
 
     Raises:
+        CheckpointError: It has the name of a single checkpoint, and would be loaded as one.
         TypeError, ValueError: It is no path, or no file can have that name.
     """
     root = Path(path).absolute()
+    if is_name(root.name):
+        raise CheckpointError(
+            f"{root} has the name of a single checkpoint. Expected the folder of the run's "
+            f"checkpoints. Save into {root.parent}"
+        )
     with contextlib.suppress(OSError):
         os.lstat(root)
     return root
@@ -327,7 +333,7 @@ def check_checkpoint_folder(
         identity = agree_on_identity(barrier, votes)
         barrier.run(
             lambda: _check_folder(
-                Path(path),
+                _find_root(path),
                 frozenset({identity, *list_loaded(votes)}),
                 digest_layout(describe_layout(model, votes)),
             )
