@@ -176,3 +176,12 @@ main()
 def test_reader_that_has_gone_is_told_nothing(programs: Programs, tmp_path: Path) -> None:
     ended = programs.start(HELP_FOR_NOBODY, tmp_path).end()
     assert (ended.status, ended.errors) == (FAILED, "")
+
+
+@pytest.mark.parametrize(("words", "status"), [("--help", 0), ("checkpoint --help", 0), ("x", 2)])
+def test_streams_that_the_caller_has_closed_change_no_status(
+    words: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert end(monkeypatch, *words.split()) == status

@@ -8,6 +8,7 @@ as an entry point of the group ``distlion.commands``.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ KNOWN = {
 
 def main() -> None:
     """Run the command that the arguments name; the exit status is 0 only on success."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, until the process ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A path may have characters outside the stream's encoding, such as ASCII.

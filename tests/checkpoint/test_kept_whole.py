@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,82 @@ def test_what_cannot_be_written_is_a_typed_error(tmp_path: Path, kind: str) -> N
         run.save(tmp_path, extra)
     run.train(0, 1)
     run.save(tmp_path)
+
+
+def test_a_tensor_that_cannot_be_written_is_named_by_its_place(tmp_path: Path) -> None:
+    run = Run()
+    for value in (torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta")):
+        with pytest.raises(errors.CheckpointError, match=r"extra\.turns\.1 is a tensor of"):
+            run.save(tmp_path, {"turns": [0, value]})
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_array_that_may_only_be_read_is_saved_without_a_warning(tmp_path: Path) -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    array.flags.writeable = False
+    torch.set_warn_always(True)  # else torch warns once in a process
+    try:
+        Run().save(tmp_path, array)
+    finally:
+        torch.set_warn_always(False)
+    assert np.array_equal(Run().load(tmp_path).extra, array)
+
+
+def test_a_save_in_the_background_stays_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = Run()
+    moved = faults.arm(rank=0, step=0, point="checkpoint", action=lambda place: os.chdir(other))
+    try:
+        found = run.save("run", async_=True)
+    finally:
+        faults.disarm_all()
+    assert moved.fired
+    assert found.parent == tmp_path / "run" and not list(other.iterdir())
+    assert distlion.checkpoint.verify_checkpoint(tmp_path / "run").problems == ()
+
+
+def test_an_impossible_name_of_a_folder_is_refused_and_the_optimizer_lives(tmp_path: Path) -> None:
+    run = Run()
+    with pytest.raises(errors.CheckpointError, match="null byte"):
+        run.save("no\0name")
+    run.train(0, 1)
+    run.save(tmp_path)
+
+
+def test_the_folder_of_one_checkpoint_is_no_folder_for_checkpoints(tmp_path: Path) -> None:
+    run = Run()
+    one = run.save(tmp_path)
+    run.train(0, 1)
+    for call in (distlion.save_checkpoint, distlion.check_checkpoint_folder):
+        with pytest.raises(errors.CheckpointError, match=f"Save into {tmp_path}"):
+            call(one, run.model, run.optimizer)
+    assert run.save(tmp_path).parent == tmp_path
+
+
+def test_a_save_amid_a_virtual_step_is_refused(tmp_path: Path) -> None:
+    run = Run(2)
+    run.measure_loss(0, 0).backward()
+    run.optimizer.collect(0)
+    with pytest.raises(errors.CheckpointError, match=r"workers \[0\] were collected"):
+        run.save(tmp_path)
+    run.measure_loss(0, 1).backward()
+    run.optimizer.collect(1)
+    run.optimizer.step()
+    run.save(tmp_path)
+
+
+def test_other_things_than_a_model_and_a_scheduler_are_named(tmp_path: Path) -> None:
+    run = Run()
+    run.save(tmp_path)
+    for call in (distlion.save_checkpoint, distlion.load_checkpoint):
+        with pytest.raises(errors.CheckpointError, match="model is a OrderedDict"):
+            call(tmp_path, run.model.state_dict(), run.optimizer)  # type: ignore[operator]
+        with pytest.raises(errors.CheckpointError, match="scheduler is a list"):
+            call(tmp_path, run.model, run.optimizer, [run.scheduler])  # type: ignore[operator]
 
 
 def test_a_schedule_of_another_kind_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:

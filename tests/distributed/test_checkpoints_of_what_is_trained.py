@@ -173,6 +173,26 @@ def test_a_save_of_differing_buffers_warns_once_and_names_one(tmp_path: Path) ->
         assert counts == {"buffer": 1, "again": 0, "equal": 0, "frozen": 1}
 
 
+def save_unlike(rank: int, world_size: int, folder: str) -> list[str]:
+    worker = Worker(rank)
+    worker.train(0, 1)
+    texts = []
+    for option in ("only_trained", "async_"):
+        with pytest.raises(errors.CheckpointError) as caught:
+            worker.save(folder, **{option: rank == 1})
+        texts.append(str(caught.value))
+    worker.train(1, 2)
+    worker.save(folder)
+    return texts
+
+
+def test_ranks_that_save_with_other_options_all_raise_and_go_on(tmp_path: Path) -> None:
+    for trained, in_background in run_workers(save_unlike, 2, str(tmp_path)):
+        assert "only_trained=False on rank 0" in trained
+        assert "only_trained=True on rank 1" in trained
+        assert "async_=True" in in_background
+
+
 def load_beside_another(rank: int, world_size: int, folder: str, changed: str) -> tuple[str, bool]:
     worker = Worker(rank)
     worker.train(0, SAVED_AT)

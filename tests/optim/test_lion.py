@@ -151,3 +151,23 @@ def test_state_of_lion_pytorch_loads() -> None:
     assert math.isclose(lion.param_groups[0]["lr"], 1e-3)
     for p, q in zip(ours, theirs, strict=True):
         assert torch.equal(lion.state[p]["exp_avg"], reference.state[q]["exp_avg"])
+
+
+@pytest.mark.parametrize("kind", [np.float32, float])
+def test_a_schedule_may_be_a_table_of_numpy(kind: type) -> None:
+    table = np.linspace(1, 0.25, 4, dtype=np.float32)  # a rate of Python times one is float32
+    param = torch.nn.Parameter(torch.zeros(3))
+    lion = distlion.Lion([param], lr=0.5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(lion, lambda step: kind(table[step]))
+    for _ in range(3):
+        param.grad = torch.tensor([1.0, -1.0, 2.0])
+        lion.step()
+        schedule.step()
+    assert type(lion.param_groups[0]["lr"]) is kind
+    assert param.detach().tolist() == [-1.125, 1.125, -1.125]
+
+
+@pytest.mark.parametrize("lr", [np.float32("nan"), np.bool_(True), np.str_("0.1")])
+def test_other_scalars_of_numpy_are_refused(lr: object) -> None:
+    with pytest.raises(distlion.errors.DistlionError, match="lr="):
+        distlion.Lion([torch.nn.Parameter(torch.zeros(3))], lr=lr)  # type: ignore[arg-type]

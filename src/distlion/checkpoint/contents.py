@@ -237,6 +237,7 @@ def collect(
     Raises:
         CheckpointError: Some of it cannot be saved, or the state is between two steps.
     """
+    check_kinds(model, scheduler)
     state = read_state(optimizer)
     tensors: dict[str, Tensor] = {}
     entries, aliases, others = _split_model(model)
@@ -274,6 +275,23 @@ def collect(
     return Contents(
         optimizer.committed_step, entries, frozenset(replicated), tree, tensors, momenta
     )
+
+
+def check_kinds(model: object, scheduler: object) -> None:
+    """Check that what was given as the model and as the scheduler can be.
+
+    Raises:
+        CheckpointError: It cannot, such as the model's ``state_dict()`` or a list of schedulers.
+    """
+    if not isinstance(model, nn.Module):
+        raise CheckpointError(
+            f"model is a {type(model).__name__}; expected the torch.nn.Module itself"
+        )
+    if scheduler is not None and not hasattr(scheduler, "state_dict"):
+        raise CheckpointError(
+            f"scheduler is a {type(scheduler).__name__}; expected one scheduler, or None. Put the "
+            "state_dict() of several into extra, and load each yourself"
+        )
 
 
 def _strip_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -64,7 +64,12 @@ def write_file(path: Path, data: bytes) -> None:
 def list_complete(root: Path) -> list[str]:
     """List the names of complete checkpoints, the oldest step first."""
     names = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
-    return sorted((name for name in names if _COMPLETE.fullmatch(name)), key=_order)
+    return sorted((name for name in names if is_name(name)), key=_order)
+
+
+def is_name(name: str) -> bool:
+    """Return whether a folder of this name is one checkpoint."""
+    return _COMPLETE.fullmatch(name) is not None
 
 
 def _order(name: str) -> tuple[int, int]:
@@ -186,7 +191,7 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         CheckpointError: There is none.
     """
-    if _COMPLETE.fullmatch(path.name):
+    if is_name(path.name):
         if not os.path.lexists(path):
             raise CheckpointError(_describe_absence(path))
         if path.is_symlink() or not path.is_dir():
@@ -201,7 +206,7 @@ def find_checkpoint(path: Path) -> Path:
     except OSError as error:
         raise refuse_to_read(point, error) from error
     name = data.decode("ascii", errors="replace").split(" ")[0]
-    if encode_latest(name) != data or not _COMPLETE.fullmatch(name):
+    if encode_latest(name) != data or not is_name(name):
         raise CheckpointError(
             f"{point} was damaged; name the checkpoint itself: {path / 'step-...'}"
         )

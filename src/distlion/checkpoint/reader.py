@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from distlion.checkpoint.contents import (
     OUTSIDE,
     ParsedLocal,
+    check_kinds,
     describe_layout,
     digest_entries,
     digest_layout,
@@ -134,6 +135,7 @@ class Reader:
         Raises:
             CheckpointError: It does not fit.
         """
+        check_kinds(model, scheduler)
         try:
             tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
             self._check_layout(tree, optimizer, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -21,7 +22,7 @@ from distlion.checkpoint.contents import (
     digest_layout,
     take_apart,
 )
-from distlion.checkpoint.folder import prune, read_manifest
+from distlion.checkpoint.folder import is_name, prune, read_manifest
 from distlion.checkpoint.identity import agree_on_identity, check_owner, list_loaded
 from distlion.checkpoint.tensor_file import warn_if_unreadable
 from distlion.checkpoint.writer import Writer
@@ -129,7 +130,7 @@ def save_checkpoint(
         keep_last: Complete checkpoints to keep, this one included; None for all.
         async_: Copy everything to host memory, and write while training goes on. The next save or
             load of the optimizer and the exit of the interpreter wait for it. An error is logged at
-            once, and raised by ``wait()``.
+            once, and raised by ``wait()``. All workers give the same, also of ``only_trained``.
         only_trained: Leave out tensors that are not trained and equal on all workers, such as the
             base of an adapter; a load refuses a model with other values.
         overwrite: Take over a folder that belongs to another optimizer; its checkpoints then count
@@ -139,8 +140,9 @@ def save_checkpoint(
         The pending checkpoint, whose ``wait()`` returns the folder.
 
     Raises:
-        CheckpointError: Some worker cannot write, a named value cannot be saved, or the folder
-            belongs to another optimizer; on every rank. Training can go on.
+        CheckpointError: Some worker cannot write, a named value cannot be saved, the folder
+            belongs to another optimizer, or workers differ in ``async_`` or ``only_trained``; on
+            every rank. Training can go on.
         ReplicaMismatchError: Parameters are not equal on all workers; on every rank.
         ConfigMismatchError: Another worker is at a different call; on every rank.
         PeerLostError, StepTimeoutError: A worker is gone, or silent; or it has not written its part
@@ -164,8 +166,10 @@ def save_checkpoint(
         contents, problem = attempt(
             lambda: collect(model, votes, scheduler, extra, ownership, local)
         )
-        root, path_problem = attempt(lambda: Path(path))
-        ownership.agree(CALL, problem or path_problem)
+        root, path_problem = attempt(lambda: _find_root(path))
+        # Where these differ, processes would wait on other connections, or leave tensors out.
+        said = f"async_={bool(async_)}, only_trained={bool(only_trained)}"
+        ownership.agree(CALL, problem or path_problem, said)
         assert contents is not None and root is not None  # or all have raised
         barrier = CheckpointBarrier(
             ownership.open_channel(async_), process=ownership.process, call=CALL
@@ -193,6 +197,24 @@ def save_checkpoint(
     warn_if_unreadable()
     _warn_of_differing(contents.model.keys() - shared.keys(), model, votes)
     return pending
+
+
+def _find_root(path: str | os.PathLike[str]) -> Path:
+    """Return a folder's absolute path: the script may change its folder during the save.
+
+    Raises:
+        CheckpointError: It has the name of a single checkpoint, and would be loaded as one.
+        TypeError, ValueError: It is no path, or no file can have that name.
+    """
+    root = Path(path).absolute()
+    if is_name(root.name):
+        raise CheckpointError(
+            f"{root} has the name of a single checkpoint. Expected the folder of the run's "
+            f"checkpoints. Save into {root.parent}"
+        )
+    with contextlib.suppress(OSError):
+        os.lstat(root)
+    return root
 
 
 def prune_checkpoints(own: Path, optimizer: VotingBase | LocalSteps, *, keep_last: int) -> None:
@@ -311,7 +333,7 @@ def check_checkpoint_folder(
         identity = agree_on_identity(barrier, votes)
         barrier.run(
             lambda: _check_folder(
-                Path(path),
+                _find_root(path),
                 frozenset({identity, *list_loaded(votes)}),
                 digest_layout(describe_layout(model, votes)),
             )

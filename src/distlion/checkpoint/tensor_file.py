@@ -107,11 +107,7 @@ def _encode_header(tensors: Mapping[str, Tensor]) -> bytes:
     header: dict[str, Any] = {}
     at = 0
     for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
-            raise CheckpointError(
-                f"{name} is a tensor of {tensor.dtype}, {tensor.layout}; a checkpoint holds dense "
-                "ones of torch's floating-point, integer and bool types"
-            )
+        check_tensor(name, tensor)
         end = at + tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
@@ -121,6 +117,19 @@ def _encode_header(tensors: Mapping[str, Tensor]) -> bytes:
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     return text.ljust(-(-len(text) // 8) * 8)
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Check that a tensor can be written.
+
+    Raises:
+        CheckpointError: Its dtype or layout has no form in the file, or it has no values.
+    """
+    if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES or tensor.is_meta:
+        raise CheckpointError(
+            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}; a "
+            "checkpoint holds dense ones of floating-point numbers, signed integers, uint8 or bool"
+        )
 
 
 def check_file(path: Path, record: FileRecord) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlion.checkpoint.tensor_file import check_tensor
 from distlion.errors import CheckpointError
 
 TREE = "tree"
@@ -44,9 +45,11 @@ def encode_tree(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if type(value) in _SCALARS or isinstance(value, float | str):
         return value
     if isinstance(value, Tensor):
+        check_tensor(place, value)  # here, as a tensor is put aside under a number
         return {TAG: "tensor", "name": _put(value, tensors)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        row = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        plain = np.require(value, requirements=["C", "W"])  # torch warns of one to read only
+        row = torch.from_numpy(plain.reshape(-1).view(np.uint8))
         name = _put(row, tensors)
         return {TAG: "array", "name": name, "dtype": value.dtype.str, "shape": list(value.shape)}
     if isinstance(value, list | tuple):

@@ -215,7 +215,7 @@ def refuse_inputs(link: Transport, problem: str, *, step: int) -> None:
         raise make_error(Status.INPUT, rank=link.rank, step=step, culprits=culprits, problem=said)
 
 
-def agree_alone(call: str, problem: CheckpointError | None) -> None:
+def agree_alone(call: str, problem: CheckpointError | None, said: str = "") -> None:
     """Raise if the only process cannot make a call; it can go on afterwards."""
     if problem is not None:
         problem.is_recoverable = True

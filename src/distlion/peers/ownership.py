@@ -29,7 +29,8 @@ class MomentumOwnership:
         is_stacked: Whether momenta have a first dim for the workers.
         seed: Seed of the optimizer's coins.
         meeting: Function that opens a call that all processes make between two steps.
-        agree: Function that raises on all processes if one of them cannot make the call.
+        agree: Function that raises on all processes if one of them cannot make the call, or says
+            another line.
         open_channel: Function that connects all processes apart from the votes, for this thread, or
             with True for one in the background.
     """
@@ -42,7 +43,7 @@ class MomentumOwnership:
     is_stacked: bool
     seed: int
     meeting: Callable[[str], AbstractContextManager[object]]
-    agree: Callable[[str, CheckpointError | None], None]
+    agree: Callable[..., None]
     open_channel: Callable[[bool], Gather]
 
     @classmethod
@@ -100,8 +101,8 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
     if ranks.is_alone:
         return MomentumOwnership.of_one_process(1, is_stacked=False, seed=seed)
 
-    def agree(call: str, problem: CheckpointError | None) -> None:
-        session.meetings.agree(call, problem, step=step())
+    def agree(call: str, problem: CheckpointError | None, said: str = "") -> None:
+        session.meetings.agree(call, problem, step=step(), said=said)
 
     @contextmanager
     def meeting(call: str) -> Iterator[None]:

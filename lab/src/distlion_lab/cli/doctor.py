@@ -143,13 +143,16 @@ def _show(found: _Found, *, as_json: bool) -> None:
     checkup, accelerators, scenario, advice = found
     console = Console()
     print_table(console, _build_table(checkup))
-    for sentence in (
-        f"all ranks together, over Gloo: {_describe_link(checkup.link.combined)}",
-        *_name_slowest(checkup),
-        _name_wire(scenario.wire),
-        _name_congestion_control(checkup),
-        accelerators.describe(),
-    ):
+    sentences = [accelerators.describe()]
+    if len(checkup.workers) > 1:  # a single worker has no link
+        sentences = [
+            f"all ranks together, over Gloo: {_describe_link(checkup.link.combined)}",
+            *_name_slowest(checkup),
+            _name_wire(scenario.wire),
+            _name_congestion_control(checkup),
+            *sentences,
+        ]
+    for sentence in sentences:
         console.print(Text(sentence), soft_wrap=True)
     problems = [*checkup.warnings, *([accelerators.warning] if accelerators.warning else [])]
     for warning in problems:
@@ -227,9 +230,7 @@ def _name_congestion_control(checkup: Checkup) -> str:
 
 
 def _name_slowest(checkup: Checkup) -> list[str]:
-    """Name the slowest ranks; a single worker has none to compare with."""
-    if len(checkup.workers) == 1:
-        return []
+    """Name the slowest of several ranks."""
     kernels = (
         f"slowest kernels: rank {checkup.slowest_kernels}, {checkup.kernels_slowdown:.2f} times "
         "slower than the median rank"
