@@ -6,7 +6,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -66,16 +65,16 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"a param group has no {absent[0]!r}; expected a value. Put it back"
         )
-    lr = _check_number("lr", group["lr"])
+    lr = check_number("lr", group["lr"])
     if not lr >= 0:
         raise InvalidArgumentError(f"lr={lr}: expected a finite number, 0 or more")
     betas = group["betas"]
     if not isinstance(betas, Sequence) or len(betas) != 2:
         raise InvalidArgumentError(f"betas={betas!r}: expected two numbers, (beta1, beta2)")
     for index, beta in enumerate(betas):
-        if not 0 <= _check_number(f"betas[{index}]", beta) < 1:
+        if not 0 <= check_number(f"betas[{index}]", beta) < 1:
             raise InvalidArgumentError(f"betas={tuple(betas)}: expected both in [0, 1)")
-    weight_decay = _check_number("weight_decay", group["weight_decay"])
+    weight_decay = check_number("weight_decay", group["weight_decay"])
     if not weight_decay >= 0:
         raise InvalidArgumentError(
             f"weight_decay={weight_decay}: expected a finite number, 0 or more"
@@ -85,11 +84,6 @@ def check_hyperparameters(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"lr * weight_decay = {lr * weight_decay}: expected less than 1, or weights flip sign"
         )
-
-
-def _check_number(name: str, value: Any) -> float:
-    """Do the same as ``check_number``; a schedule may compute in numpy, and write its float32."""
-    return check_number(name, value.item() if isinstance(value, np.generic) else value)
 
 
 def _check_switches(group: Mapping[str, Any]) -> None:
