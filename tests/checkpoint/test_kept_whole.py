@@ -116,18 +116,6 @@ def test_the_folder_of_one_checkpoint_is_no_folder_for_checkpoints(tmp_path: Pat
     assert run.save(tmp_path).parent == tmp_path
 
 
-def test_a_save_amid_a_virtual_step_is_refused(tmp_path: Path) -> None:
-    run = Run(2)
-    run.measure_loss(0, 0).backward()
-    run.optimizer.collect(0)
-    with pytest.raises(errors.CheckpointError, match=r"workers \[0\] were collected"):
-        run.save(tmp_path)
-    run.measure_loss(0, 1).backward()
-    run.optimizer.collect(1)
-    run.optimizer.step()
-    run.save(tmp_path)
-
-
 def test_other_things_than_a_model_and_a_scheduler_are_named(tmp_path: Path) -> None:
     run = Run()
     run.save(tmp_path)

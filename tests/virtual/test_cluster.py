@@ -267,15 +267,11 @@ def test_state_of_one_lion_becomes_everybodys_and_that_of_other_clusters_is_refu
 
 def test_calls_between_collect_and_step_that_would_lose_votes_are_refused() -> None:
     cluster, params = make_cluster(2)
-    before = cluster.state_dict()
     set_grads(params.values(), 0, 0)
     cluster.collect(0)
 
     with pytest.raises(InvalidArgumentError, match=r"workers \[0\] were collected"):
-        cluster.load_state_dict(before)
-    # The momentum of the collected worker is past this step.
-    with pytest.raises(InvalidArgumentError, match=r"state_dict\(\) after workers \[0\]"):
-        cluster.state_dict()
+        cluster.load_state_dict(cluster.state_dict())
     with pytest.raises(InvalidArgumentError, match=r"workers \[0\] were collected"):
         cluster.add_param_group({"params": [("c", nn.Parameter(torch.zeros(3)))]})
 

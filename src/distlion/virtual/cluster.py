@@ -397,14 +397,8 @@ class VirtualCluster(VotingBase):
         self._lay_out()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers and strings only; rules as their ``repr``.
-
-        Raises:
-            InvalidArgumentError: Workers have been collected for the present step, so that their
-                momenta may be past it.
-        """
+        """Return the state: tensors, numbers and strings only; rules as their ``repr``."""
         self._collected.check_whole()
-        self._collected.check_idle("state_dict()")
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
