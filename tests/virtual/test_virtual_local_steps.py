@@ -168,6 +168,7 @@ def test_outer_momentum_leaves_alone_what_nobody_votes_on(
     for worker in range(N_WORKERS):
         for mine in (cluster.worker_params(worker), expected.own[worker]):
             mine[1].detach()[2] = torch.nan
+    [*params.values()][1].detach()[2] = torch.nan  # the model holds worker 0's
     own = train_virtually(cluster, params.values(), EVERY + 1, STEPS)
     expected.do(STEPS - EVERY - 1)
     assert are_equal(cluster.common_point, expected.common)
@@ -215,3 +216,16 @@ def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: s
     params = make_params({"p": 8})
     with pytest.raises(InvalidArgumentError, match=words):
         distlion.VirtualLocalSteps(params.items(), make_sgd, **{"workers": 2, **options})
+
+
+def test_weights_that_are_loaded_too_late_are_refused() -> None:
+    model, other = (torch.nn.Linear(3, 2) for _ in range(2))
+    cluster = distlion.VirtualLocalSteps(
+        model.named_parameters(), lambda params: torch.optim.SGD(params, lr=0.1), workers=2
+    )
+    model.load_state_dict(other.state_dict())
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(InvalidArgumentError, match="weight was written to since VirtualLocalSteps"):
+        cluster.collect(0)
+    assert model.weight.grad is not None
+    assert torch.equal(cluster.worker_params(0)[0], cluster.common_point[0])

@@ -16,6 +16,7 @@ from distlion.local.inner_state import find_broken, reset_broken
 from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
+from distlion.local.write_check import WriteCheck
 from distlion.step.agreement import Agreement
 from distlion.step.arguments import check_count, refusing_former
 from distlion.step.traffic import Traffic
@@ -64,6 +65,7 @@ class VirtualLocalSteps:
 
     Notes:
         Elements are placed in the order of the inner optimizer's groups, as in a real worker.
+        ``collect`` takes the worker's parameters from the model, where a forward pass may write.
         Memory holds each worker's parameters and inner state, and the common point. Between two
         steps the model holds the parameters of worker 0; after a vote these are everybody's.
 
@@ -126,6 +128,7 @@ class VirtualLocalSteps:
         # Places of workers that came since the last vote, and abstain from the next.
         self._newcomers: set[int] = set()
         self._turn = self._calls = self._since = 0
+        self._begin = WriteCheck([self._stage[n] for n in self._trained], self._common)
 
     def _open_votes(
         self, step: OuterStep, aggregation: Aggregation | None, *, workers: int, **options: Any
@@ -248,16 +251,20 @@ class VirtualLocalSteps:
             worker: 0 to N - 1, in this order.
 
         Raises:
-            InvalidArgumentError: It is not this worker's turn; nothing has changed.
+            InvalidArgumentError: It is not this worker's turn, or the model was written to since
+                this was made; nothing has changed.
         """
         if worker != self._turn or worker == self.workers:
             raise InvalidArgumentError(
                 f"worker {worker} is collected; expected worker {self._turn} of {self.workers}, "
                 "in order, then step()"
             )
+        if not self._calls and not self._turn:
+            self._check_begin()
         own = self._workers[worker].own
         for number in self._trained:
             staged = self._stage[number]
+            own[number].copy_(staged)  # a forward pass may write, as nn.Embedding(max_norm=) does
             own[number].grad, staged.grad = staged.grad, None
         with torch.enable_grad():
             self._workers[worker].inner.step()
@@ -265,6 +272,20 @@ class VirtualLocalSteps:
             own[number].grad = None
         self._turn += 1
         self._show(self._turn % self.workers)
+
+    def _check_begin(self) -> None:
+        """Check that the model holds what the workers begin with.
+
+        Raises:
+            InvalidArgumentError: Something wrote to it.
+        """
+        written = {id(param) for param in self._begin.list_written()}
+        for name, staged in zip(self._names, self._stage, strict=True):
+            if id(staged) in written:
+                raise InvalidArgumentError(
+                    f"{name} was written to since VirtualLocalSteps was made, which has copied it "
+                    "for each worker. Expected the same values. Load weights into the model before"
+                )
 
     @torch.no_grad()
     def step(self) -> None:
