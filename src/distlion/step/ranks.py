@@ -134,15 +134,15 @@ def check_member(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
         ProcessGroupError: It is not.
     """
     ready = dist.is_available() and dist.is_initialized()
-    is_member = ready and isinstance(process_group, dist.ProcessGroup)
+    is_group = ready and isinstance(process_group, dist.ProcessGroup)
     # torch gives non-members a placeholder instead of a group.
-    placeholder: Any = dist.GroupMember.NON_GROUP_MEMBER if ready else process_group
-    if not is_member and process_group != placeholder:
+    other: Any = process_group
+    if ready and not is_group and other != dist.GroupMember.NON_GROUP_MEMBER:
         raise UnsupportedTypeError(
             f"process_group={type(process_group).__name__}: expected a process group of "
             "torch.distributed. For a DeviceMesh of one dim, give mesh.get_group()"
         )
-    if not is_member or dist.get_rank(process_group) < 0:
+    if not is_group or dist.get_rank(process_group) < 0:
         raise ProcessGroupError(
             "this process is not a member of process_group=; make the optimizer on members only"
         )
