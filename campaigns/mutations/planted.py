@@ -233,7 +233,7 @@ MUTATIONS = (
     Mutation(
         "gradients that changed after encoding are not noticed",
         "step/param.py",
-        "if grad._version != version or own.data_ptr() != mark.address:",
+        "if is_written or own.data_ptr() != mark.address:",
         "if False:",
         BLAME,
     ),

@@ -225,7 +225,29 @@ def test_weights_that_are_loaded_too_late_are_refused() -> None:
     )
     model.load_state_dict(other.state_dict())
     model(torch.ones(1, 3)).sum().backward()
-    with pytest.raises(InvalidArgumentError, match="weight was written to since VirtualLocalSteps"):
+    with pytest.raises(InvalidArgumentError, match="weight was written to between two periods"):
         cluster.collect(0)
     assert model.weight.grad is not None
     assert torch.equal(cluster.worker_params(0)[0], cluster.common_point[0])
+
+
+@pytest.mark.parametrize("call", ["collect", "vote", "change_workers"])
+def test_weights_that_are_loaded_between_two_periods_are_refused(call: str) -> None:
+    model, other = (torch.nn.Linear(3, 2) for _ in range(2))
+    cluster = distlion.VirtualLocalSteps(
+        model.named_parameters(), lambda params: torch.optim.SGD(params, lr=0.1), workers=2, every=2
+    )
+    for step in range(2):
+        for worker in range(2):
+            model(torch.full((1, 3), step + worker + 1.0)).sum().backward()
+            cluster.collect(worker)
+        cluster.step()
+    model.load_state_dict(other.state_dict())
+    model(torch.ones(1, 3)).sum().backward()
+    calls = {
+        "collect": lambda: cluster.collect(0),
+        "vote": cluster.vote,
+        "change_workers": lambda: cluster.change_workers([0, 2]),
+    }
+    with pytest.raises(InvalidArgumentError, match="weight was written to between two periods"):
+        calls[call]()

@@ -22,6 +22,8 @@ from distlion.optim.base import VotingBase, read_state
 from distlion.optim.saved_groups import WORKER_KEY, check_division
 from distlion.optim.saved_state import list_kept
 from distlion.peers.ownership import MomentumOwnership
+from distlion.peers.replicas import fold_digests
+from distlion.step.param import list_plain
 
 LOCAL = "local"
 """Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
@@ -352,8 +354,9 @@ def digest_entries(entries: Mapping[str, Tensor]) -> list[int]:
     """Digest the bits of each tensor."""
     digests = []
     for tensor in entries.values():
-        row = tensor.detach().contiguous().reshape(-1)
-        if row.element_size() > 4:  # of 8 bytes, which the kernels do not digest
-            row = row.view(torch.uint8)
-        digests.append(int(choose_kernels(row.device).digests([row])))
+        rows = [each.contiguous().reshape(-1) for each in list_plain(tensor.detach())]
+        # Elements of 8 bytes are digested by bytes, as the kernels have none for them.
+        rows = [row.view(torch.uint8) if row.element_size() > 4 else row for row in rows]
+        parts = [choose_kernels(row.device).digests([row]).cpu() for row in rows]
+        digests.append(int(fold_digests(torch.cat(parts))))
     return digests

@@ -101,12 +101,19 @@ def _export_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
     torch's ``weights_only`` refuses numpy's numbers, which a schedule by numpy writes as ``lr``.
     """
-    group = {k: v.item() if isinstance(v, np.generic) else v for k, v in group.items()}
+    group = {key: _as_plain(value) for key, value in group.items()}
     rule = group.get("aggregation")
     if not isinstance(rule, Aggregation) or "step" not in group:  # of a Lion, which reads neither
         return group
     named = {"aggregation": repr(rule), "step": read_step([group])}
     return {**group, **export_agreement(group), **named}
+
+
+def _as_plain(value: Any) -> Any:
+    """Return numbers of numpy as Python's, also those of betas."""
+    if isinstance(value, tuple | list) and any(isinstance(each, np.generic) for each in value):
+        return type(value)(_as_plain(each) for each in value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def export_first(optimizer: Optimizer, export: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -109,8 +109,8 @@ class Meetings:
                 return
             reason = (
                 f"and nothing was changed anywhere: workers differ ({name_holders(lines)}). "
-                "Expected the same on all. Make the same calls on all of them, and load what was "
-                "saved together"
+                "Expected the same on all. Give all of them the same call and arguments, and load "
+                "what was saved together"
             )
         error = CheckpointError(f"[rank {link.rank}, step {step}] {call} was refused {reason}")
         error.is_recoverable = True

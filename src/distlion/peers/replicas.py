@@ -22,7 +22,7 @@ from distlion.failures import name_ranks
 from distlion.kernels.dispatch import choose_kernels
 from distlion.peers.connections import Connections
 from distlion.peers.routing import Routing
-from distlion.step.param import VotingParam, is_wrapper, local_tensor
+from distlion.step.param import VotingParam, list_plain, local_tensor
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.wire.ask import ask, ask_texts, find_problem
@@ -179,22 +179,11 @@ class ReplicatedParams:
 
 def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) -> None:
     """Overwrite parameters with the values of the group's first rank."""
-    for own in (each for param in params for each in _list_plain(local_tensor(param).detach())):
+    for own in (each for param in params for each in list_plain(local_tensor(param).detach())):
         row = own.contiguous().to(link.wire_device)
         broadcast_tensor(link, row, step=step)
         if row.data_ptr() != own.data_ptr():
             own.copy_(row)
-
-
-def _list_plain(tensor: Tensor) -> list[Tensor]:
-    """List the tensors that hold a tensor's values: itself, or those that it wraps.
-
-    Only frozen parameters may be wrappers, as quantized weights are.
-    """
-    if not is_wrapper(tensor):
-        return [tensor]
-    wrapped, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [plain for name in wrapped for plain in _list_plain(getattr(tensor, name))]
 
 
 def broadcast_tensor(link: Transport, row: Tensor, *, step: int, source: int = 0) -> None:
@@ -206,12 +195,23 @@ def broadcast_tensor(link: Transport, row: Tensor, *, step: int, source: int = 0
 
 def digest_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Digest each tensor: (n,) int64 on the CPU, read once from each device."""
-    digests = torch.empty(len(tensors), dtype=torch.int64, device="cpu")
-    for device in {tensor.device for tensor in tensors}:
-        placed = [index for index, tensor in enumerate(tensors) if tensor.device == device]
-        rows = choose_kernels(device).digests([_as_words(tensors[index]) for index in placed])
+    parts = [list_plain(tensor) for tensor in tensors]
+    plain = [each for part in parts for each in part]
+    digests = torch.empty(len(plain), dtype=torch.int64, device="cpu")
+    for device in {tensor.device for tensor in plain}:
+        placed = [index for index, tensor in enumerate(plain) if tensor.device == device]
+        rows = choose_kernels(device).digests([_as_words(plain[index]) for index in placed])
         digests[placed] = rows.cpu()
-    return digests
+    if all(len(part) == 1 for part in parts):
+        return digests
+    split = torch.split(digests, [len(part) for part in parts])
+    folded = [fold_digests(each) for each in split]
+    return torch.stack(folded)
+
+
+def fold_digests(digests: Tensor) -> Tensor:
+    """Return one digest, () int64, of those of what a tensor wraps; a single one as it is."""
+    return (digests * torch.arange(1, 2 * len(digests), 2)).sum()
 
 
 def _as_words(tensor: Tensor) -> Tensor:

@@ -169,6 +169,17 @@ def is_wrapper(tensor: object) -> bool:
     return hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor)
 
 
+def list_plain(tensor: Tensor) -> list[Tensor]:
+    """List the tensors that hold a tensor's values: itself, or those that it wraps.
+
+    Only frozen parameters may be wrappers, as quantized weights are.
+    """
+    if not is_wrapper(tensor):
+        return [tensor]
+    wrapped, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [plain for name in wrapped for plain in list_plain(getattr(tensor, name))]
+
+
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor: the local shard of a DTensor, else all of it."""
     if not is_dtensor(tensor):
@@ -588,8 +599,9 @@ def find_changed(marks: Sequence[GradientMark]) -> VotingParam | None:
         grad = owner.param.grad
         if grad is not mark.grad:
             return owner
-        if grad is not None and version >= 0:
+        if grad is not None and version != SPARSE:
             own = local_tensor(grad) if owner.is_sharded else grad
-            if grad._version != version or own.data_ptr() != mark.address:
+            is_written = version != UNCOUNTED and grad._version != version
+            if is_written or own.data_ptr() != mark.address:
                 return owner
     return None

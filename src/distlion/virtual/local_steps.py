@@ -128,7 +128,8 @@ class VirtualLocalSteps:
         # Places of workers that came since the last vote, and abstain from the next.
         self._newcomers: set[int] = set()
         self._turn = self._calls = self._since = 0
-        self._begin = WriteCheck([self._stage[n] for n in self._trained], self._common)
+        self._begin: WriteCheck | None = None
+        self._note_begin()
 
     def _open_votes(
         self, step: OuterStep, aggregation: Aggregation | None, *, workers: int, **options: Any
@@ -259,8 +260,8 @@ class VirtualLocalSteps:
                 f"worker {worker} is collected; expected worker {self._turn} of {self.workers}, "
                 "in order, then step()"
             )
-        if not self._calls and not self._turn:
-            self._check_begin()
+        self._check_begin()
+        self._begin = None
         own = self._workers[worker].own
         for number in self._trained:
             staged = self._stage[number]
@@ -273,18 +274,24 @@ class VirtualLocalSteps:
         self._turn += 1
         self._show(self._turn % self.workers)
 
+    def _note_begin(self) -> None:
+        """Note that the model and all workers are at the common point."""
+        self._begin = WriteCheck([self._stage[n] for n in self._trained], self._common)
+
     def _check_begin(self) -> None:
-        """Check that the model holds what the workers begin with.
+        """Check that the model holds what the workers begin a period with.
 
         Raises:
             InvalidArgumentError: Something wrote to it.
         """
-        written = {id(param) for param in self._begin.list_written()}
+        found = [] if self._begin is None else self._begin.list_written()
+        written = {id(param) for param in found}
         for name, staged in zip(self._names, self._stage, strict=True):
             if id(staged) in written:
                 raise InvalidArgumentError(
-                    f"{name} was written to since VirtualLocalSteps was made, which has copied it "
-                    "for each worker. Expected the same values. Load weights into the model before"
+                    f"{name} was written to between two periods, and each worker has a copy of its "
+                    "own. Expected the values of the common point. Load weights into the model "
+                    "before VirtualLocalSteps is made"
                 )
 
     @torch.no_grad()
@@ -307,6 +314,8 @@ class VirtualLocalSteps:
             self._cast_votes()
             self._newcomers = set()
         self._show(0)
+        if not self._since:
+            self._note_begin()
 
     @torch.no_grad()
     def vote(self) -> None:
@@ -321,12 +330,14 @@ class VirtualLocalSteps:
                 f"vote() after {self._turn} of {self.workers} workers were collected. Call step() "
                 "before"
             )
+        self._check_begin()
         if self._since:
             self._cast_votes()
         self._newcomers = set()
         for worker in self._workers:
             take_common(worker.pairs)
         self._show(0)
+        self._note_begin()
 
     @torch.no_grad()
     def change_workers(self, ids: Sequence[int]) -> None:
@@ -352,6 +363,7 @@ class VirtualLocalSteps:
             raise InvalidArgumentError(
                 f"change_workers({list(ids)!r}): expected 2 workers or more, as in a crew"
             )
+        self._check_begin()
         is_collected, before = self._turn > 0, self._votes.ids
         self._votes.change_workers(ids)
         known = dict(zip(before, self._workers, strict=True))
