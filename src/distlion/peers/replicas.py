@@ -211,7 +211,8 @@ def digest_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
 def fold_digests(digests: Tensor) -> Tensor:
     """Return one digest, () int64, of those of what a tensor wraps; a single one as it is."""
-    return (digests * torch.arange(1, 2 * len(digests), 2)).sum()
+    odd = torch.arange(1, 2 * len(digests), 2, dtype=torch.int64, device=digests.device)
+    return (digests * odd).sum()
 
 
 def _as_words(tensor: Tensor) -> Tensor:
