@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from distlion.step.arguments import check_count
+from distlion.step.arguments import as_python, check_count
 
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew
@@ -40,10 +39,7 @@ class CrewSampler:
         self, crew: Crew, n_examples: int, batch_size: int, *, seed: int = 0, name: str = "sampler"
     ) -> None:
         # Shapes and sums of numpy are numbers of its own.
-        n_examples, batch_size = (
-            each.item() if isinstance(each, np.generic) else each
-            for each in (n_examples, batch_size)
-        )
+        n_examples, batch_size = as_python(n_examples), as_python(batch_size)
         check_count("n_examples", n_examples)
         check_count("batch_size", batch_size)
         self._crew, self._n_examples, self._batch_size = crew, n_examples, batch_size

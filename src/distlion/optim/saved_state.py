@@ -23,6 +23,7 @@ from distlion.optim.saved_groups import (
     take_lions,
 )
 from distlion.step.agreement import export_agreement
+from distlion.step.arguments import as_python
 from distlion.step.gradients import warn_user
 from distlion.step.hyperparameters import read_step
 from distlion.step.param import is_dtensor
@@ -112,8 +113,8 @@ def _export_group(group: Mapping[str, Any]) -> dict[str, Any]:
 def _as_plain(value: Any) -> Any:
     """Return numbers of numpy as Python's, also those of betas."""
     if isinstance(value, tuple | list) and any(isinstance(each, np.generic) for each in value):
-        return type(value)(_as_plain(each) for each in value)
-    return value.item() if isinstance(value, np.generic) else value
+        return type(value)(as_python(each) for each in value)
+    return as_python(value)
 
 
 def export_first(optimizer: Optimizer, export: Callable[[Tensor, Tensor], Tensor]) -> None:

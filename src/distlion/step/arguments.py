@@ -55,6 +55,11 @@ def refusing_former(make: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
+def as_python(value: Any) -> Any:
+    """Return a number of numpy as Python's, and anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def check_number(name: str, value: Any) -> float:
     """Return ``value`` as a float: a number, also one of numpy, or a tensor with one element.
 
@@ -64,8 +69,7 @@ def check_number(name: str, value: Any) -> float:
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
         value = value.item()
-    if isinstance(value, np.integer | np.floating):
-        value = value.item()
+    value = as_python(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedTypeError(f"{name}={value!r}: expected a number")
     if not -FLOAT32_MAX <= value <= FLOAT32_MAX:  # integers may be too large for a float
