@@ -284,6 +284,8 @@ def test_extra_is_read_without_a_model_and_its_file_is_checked(folder: Path) -> 
     assert read_extra(folder) is None
     with pytest.raises(errors.CheckpointError, match=r"processes 0 to 0; got process=1"):
         read_extra(folder, process=1)
+    with pytest.raises(errors.UnsupportedTypeError, match=r"process=1\.0: expected an integer"):
+        read_extra(folder, process=1.0)  # type: ignore[arg-type]
     forge_tree(folder, lambda tree: tree.pop("extra"))
     with pytest.raises(errors.CheckpointError, match="malformed"):
         read_extra(folder)

@@ -213,3 +213,9 @@ def test_a_folder_whose_owner_is_unknown_is_refused_when_it_is_asked_for(tmp_pat
     (tmp_path / FIRST / "manifest.json").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="owner is unknown"):
         check(tmp_path, Run())
+
+
+def test_the_state_of_a_model_in_its_place_is_refused_ahead_too(tmp_path: Path) -> None:
+    run = Run()
+    with pytest.raises(CheckpointError, match=r"expected the torch\.nn\.Module itself"):
+        distlion.check_checkpoint_folder(tmp_path, run.model.state_dict(), run.optimizer)  # type: ignore[arg-type]

@@ -92,6 +92,7 @@ def test_the_limit_of_a_silent_store_is_the_callers(monkeypatch: pytest.MonkeyPa
     ("options", "words"),
     [
         ({"store_timeout_s": 0}, "store_timeout_s=0"),
+        ({"store_timeout_s": 1e12}, "expected at most 1,000,000,000 seconds"),
         ({"min_workers": 1}, "min_workers=1"),
         ({"min_workers": 4, "max_workers": 3}, "max_workers=3"),
         ({"newcomers": "ones"}, "newcomers='ones'"),

@@ -334,3 +334,10 @@ def test_alone_nothing_changes() -> None:
     model.running_mean += 1
     distlion.average_buffers(model)
     assert torch.equal(model.running_mean, torch.ones(3))
+
+
+def test_buffers_without_their_model_are_refused() -> None:
+    with pytest.raises(
+        errors.UnsupportedTypeError, match=r"a dict; expected the torch\.nn\.Module"
+    ):
+        distlion.average_buffers(dict(nn.BatchNorm1d(3).named_buffers()))  # type: ignore[arg-type]

@@ -405,3 +405,11 @@ def test_a_step_that_was_refused_once_keeps_the_votes_that_have_left() -> None:
     assert refused.kind == "ConcurrentCallError"
     assert [step for _, step in outcomes] == [1, 1]
     assert others[0][0] is None
+
+
+def test_a_parameter_that_is_no_leaf_is_refused_together_with_overlap() -> None:
+    param = torch.nn.Parameter(torch.ones(3)) * 2
+    param.retain_grad()
+    with pytest.raises(errors.InvalidArgumentError, match="p, which is not a leaf"):
+        distlion.DistributedLion([("p", param)], lr=0.1, overlap=True)
+    assert distlion.DistributedLion([("p", param)], lr=0.1).param_groups

@@ -9,7 +9,7 @@ import torch
 import distlion
 from cluster import WorkerDiedError, run_workers
 from crews import GOAL, OPTIONS, STRUCK_AT, host_store, make_crew, start, train
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.integrations.logging import VoteLog, VoteMeter, log_to_tensorboard, log_to_wandb
 
 TRAFFIC = {"step_s", "interval_s", "sent_bytes", "sent_bytes_total", "bits_per_parameter"}
@@ -52,6 +52,12 @@ def test_log_is_every_few_steps_and_once_more_at_the_end():
 def test_every_below_1_is_refused():
     with pytest.raises(InvalidArgumentError, match="every is 0"):
         VoteLog(make_optimizer()[1], print, every=0)
+
+
+def test_an_optimizer_that_does_not_vote_is_refused():
+    params = [torch.nn.Parameter(torch.ones(3))]
+    with pytest.raises(UnsupportedTypeError, match="a Lion, which does not vote"):
+        VoteMeter(distlion.Lion(params, lr=1e-3))
 
 
 def test_norm_of_the_gradients_is_logged_where_they_are_clipped():

@@ -49,6 +49,7 @@ WRONG: tuple[tuple[type, dict[str, Any], type[Exception], str], ...] = (
     (Precision, {"rounding": "up"}, InvalidArgumentError, "rounding='up': expected one of 'near"),
     (Timeouts, {"init_s": -1}, InvalidArgumentError, "init_s=-1: expected a number above 0"),
     (Timeouts, {"step_s": 0}, InvalidArgumentError, "step_s=0: expected a number above 0"),
+    (Timeouts, {"busy_s": 1e12}, InvalidArgumentError, "busy_s=1000000000000.0: expected at most"),
     (Timeouts, {"step_s": None}, UnsupportedTypeError, "step_s=None: expected a number"),
     (Timeouts, {"busy_s": "60"}, UnsupportedTypeError, "busy_s='60': expected a number"),
 )

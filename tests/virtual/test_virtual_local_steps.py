@@ -9,7 +9,7 @@ import torch
 
 import distlion
 import matrix
-from distlion.errors import InvalidArgumentError, NonFiniteError
+from distlion.errors import InvalidArgumentError, NonFiniteError, UnsupportedTypeError
 from distlion.votes import Aggregation
 from drawn import make_params, set_grads
 from local_runs import (
@@ -216,6 +216,23 @@ def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any], words: s
     params = make_params({"p": 8})
     with pytest.raises(InvalidArgumentError, match=words):
         distlion.VirtualLocalSteps(params.items(), make_sgd, **{"workers": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "words"),
+    [
+        ([(torch.ones(2), "p")], UnsupportedTypeError, r"a tuple \(Tensor, str\)"),
+        ([("p", torch.ones(2)), torch.ones(2)], InvalidArgumentError, "1 of the 2 .* no name"),
+        ([{"params": [torch.ones(2)]}], UnsupportedTypeError, "expected a torch.Tensor"),
+        ([], InvalidArgumentError, "params is empty"),
+        (torch.ones(2), UnsupportedTypeError, r"a tensor of shape \(2,\)"),
+    ],
+)
+def test_parameters_that_are_no_list_of_tensors_are_refused(
+    entries: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        distlion.VirtualLocalSteps(entries, make_sgd, workers=2)
 
 
 def test_weights_that_are_loaded_too_late_are_refused() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import (
     Contents,
+    check_kinds,
     collect,
     describe_layout,
     digest_entries,
@@ -314,7 +315,7 @@ def check_checkpoint_folder(
 
     Raises:
         CheckpointError: On some worker the folder belongs to another optimizer or an earlier run,
-            or cannot be written; on every rank.
+            or cannot be written, or the model is no module; on every rank.
         ConfigMismatchError: Another worker is at a different call; on every rank.
         UnsupportedTypeError: The optimizer is of a wrong kind.
 
@@ -331,13 +332,16 @@ def check_checkpoint_folder(
             ownership.open_channel(False), process=ownership.process, call=call
         )
         identity = agree_on_identity(barrier, votes)
-        barrier.run(
-            lambda: _check_folder(
+
+        def check() -> None:
+            check_kinds(model, None)
+            _check_folder(
                 _find_root(path),
                 frozenset({identity, *list_loaded(votes)}),
                 digest_layout(describe_layout(model, votes)),
             )
-        )
+
+        barrier.run(check)
 
 
 def _check_folder(root: Path, identities: frozenset[str], layout: str) -> None:

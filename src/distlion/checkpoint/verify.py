@@ -12,7 +12,7 @@ from typing import Any
 from distlion.checkpoint.folder import Manifest, find_checkpoint, read_manifest
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import TREE, decode_tree
-from distlion.errors import CheckpointError
+from distlion.errors import CheckpointError, UnsupportedTypeError
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def read_extra(path: str | os.PathLike[str], *, process: int | None = None) -> A
             the one with this process's rank, or the first one, whose file is in this folder.
 
     Raises:
+        UnsupportedTypeError: ``process`` is not an integer.
         CheckpointError: There is no checkpoint or no such process, or its file is damaged.
 
     Example:
@@ -82,6 +83,8 @@ def read_extra(path: str | os.PathLike[str], *, process: int | None = None) -> A
     folder, manifest = inspect_checkpoint(path)
     if process is None:
         process = _find_present(folder, manifest)
+    if not isinstance(process, int):
+        raise UnsupportedTypeError(f"process={process!r}: expected an integer, or None")
     name = _name_file(process)
     if name not in manifest.files:
         raise CheckpointError(

@@ -33,7 +33,7 @@ from distlion.crew.store import (
 )
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.local_steps import Inner
-from distlion.step.arguments import check_count, check_positive
+from distlion.step.arguments import check_count, check_positive, check_seconds
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
 from distlion.wire.heartbeats import BEAT_S
@@ -100,7 +100,7 @@ def check_silence(silence_s: float) -> None:
     Raises:
         InvalidArgumentError: They are fewer than heartbeats need.
     """
-    check_positive("silence_s", silence_s)
+    check_seconds("silence_s", silence_s)
     if silence_s < LEAST_SILENCE_S:
         raise InvalidArgumentError(
             f"silence_s={silence_s:g}: expected {LEAST_SILENCE_S:g} or more; heartbeats come "
@@ -213,9 +213,9 @@ class Crew:
         check_workers(min_workers, max_workers)
         check_newcomers(newcomers)
         if wait_timeout_s != math.inf:
-            check_positive("wait_timeout_s", wait_timeout_s)
-        check_positive("store_timeout_s", store_timeout_s)
-        check_positive("store_wait_s", store_wait_s)
+            check_seconds("wait_timeout_s", wait_timeout_s)
+        check_seconds("store_timeout_s", store_timeout_s)
+        check_seconds("store_wait_s", store_wait_s)
         check_silence(silence_s)
         check_handover(handover_rate, replay_steps)
         choose_wire()  # others would wait for a worker that finds out later that it cannot connect

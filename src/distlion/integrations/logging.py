@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.integrations.frameworks import Voter
 from distlion.step.diagnostics import Diagnosis
 
@@ -49,6 +49,9 @@ class VoteMeter:
     Args:
         optimizer: Optimizer to measure; it gets two hooks, until ``close``.
 
+    Raises:
+        UnsupportedTypeError: It does not vote.
+
     Example:
         >>> meter = VoteMeter(optimizer)
         >>> for batch in loader:
@@ -57,6 +60,11 @@ class VoteMeter:
     """
 
     def __init__(self, optimizer: Voter) -> None:
+        if not hasattr(optimizer, "diagnostics"):
+            raise UnsupportedTypeError(
+                f"optimizer is a {type(optimizer).__name__}, which does not vote; expected a "
+                "distlion.DistributedLion or a distlion.LocalSteps"
+            )
         self._optimizer = optimizer
         self._handles = [
             optimizer.register_step_pre_hook(self._begin),

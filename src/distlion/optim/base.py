@@ -101,7 +101,7 @@ class LionBase(Optimizer):
         labels, params = resolve_names(group, len(self.param_groups), has_names=self._has_names)
         check_params(params, labels, known=self._param_names())
         names = dict(zip(params, labels, strict=True))
-        self._check_matrices({**self.defaults, **group, "params": params}, names)
+        self._check_tensors({**self.defaults, **group, "params": params}, names)
         check_denormals({param.device for param in params})
         super().add_param_group(group)
         for param in self.param_groups[-1]["params"]:
@@ -146,7 +146,7 @@ class LionBase(Optimizer):
         """Check the hyperparameters of a group."""
         check_hyperparameters(group)
 
-    def _check_matrices(self, group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+    def _check_tensors(self, group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
         check_matrices(group, names, takes_shards=self._pieces.makes_whole)
 
     def _all_params(self) -> list[Tensor]:
@@ -164,7 +164,7 @@ class LionBase(Optimizer):
         """Place trained parameters in group order; one frozen since keeps its place and coins."""
         names = self._param_names()
         for group in self.param_groups:
-            self._check_matrices(group, names)
+            self._check_tensors(group, names)
         found = [
             (param, number, self._makes.setdefault(param, Make.of(param)))
             for number, group in enumerate(self.param_groups)
@@ -262,7 +262,7 @@ class LionBase(Optimizer):
         names = self._param_names()
         for group, saved in zip(self.param_groups, filled["param_groups"], strict=True):
             try:
-                self._check_matrices({**saved, "params": group["params"]}, names)
+                self._check_tensors({**saved, "params": group["params"]}, names)
             except (InvalidArgumentError, UnsupportedTypeError) as error:
                 raise CheckpointError(f"the saved state does not fit: {error}") from error
         return filled
@@ -416,6 +416,10 @@ class VotingBase(LionBase):
         except InvalidArgumentError as error:
             raise CheckpointError(f"steps do not use this state: {error}") from error
         return super().state_dict()
+
+    def _check_tensors(self, group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+        super()._check_tensors(group, names)
+        self._settings.check_leaves(group["params"], names)
 
     @reading_state()
     def _parse_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:

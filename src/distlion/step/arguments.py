@@ -86,6 +86,17 @@ def check_positive(name: str, value: float) -> None:
         raise InvalidArgumentError(f"{name}={value}: expected a number above 0")
 
 
+LONGEST_S = 1e9
+"""Longest wait, about 30 years: the clocks of operating systems overflow at some longer ones."""
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raise InvalidArgumentError unless ``value`` is a wait's limit; else as ``check_number``."""
+    check_positive(name, value)
+    if value > LONGEST_S:
+        raise InvalidArgumentError(f"{name}={value}: expected at most {LONGEST_S:,.0f} seconds")
+
+
 def check_count(name: str, value: object, *, or_none: bool = False) -> None:
     """Check a number of steps, ranks or elements.
 

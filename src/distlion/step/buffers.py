@@ -21,7 +21,7 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.signals import deferred_signals
-from distlion.step.arguments import check_positive
+from distlion.step.arguments import check_seconds
 from distlion.step.param import is_dtensor
 from distlion.step.ranks import Ranks
 from distlion.wire.ask import ask_texts, find_difference
@@ -82,6 +82,7 @@ def average_buffers(
 
     Raises:
         ConfigMismatchError: Workers have different buffers; on every rank, with nothing changed.
+        UnsupportedTypeError: The model is no module; on this rank alone, before any call.
         UnsupportedTypeError: A buffer is sparse, a DTensor or without storage; on every rank that
             has one, and ConfigMismatchError on the others. Nothing has changed.
         ProcessGroupError: There is no group although WORLD_SIZE promises one, or a crew whose
@@ -98,9 +99,14 @@ def average_buffers(
         >>> distlion.average_buffers(model)
         >>> distlion.save_checkpoint("runs/first", model, optimizer)
     """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedTypeError(
+            f"model is a {type(model).__name__}; expected the torch.nn.Module whose buffers become "
+            "equal"
+        )
     if timeout_s is not None:
-        check_positive("timeout_s", timeout_s)
-    check_positive("busy_timeout_s", busy_timeout_s)
+        check_seconds("timeout_s", timeout_s)
+    check_seconds("busy_timeout_s", busy_timeout_s)
     ranks = _find_ranks(process_group)
     if ranks.process_group is None or ranks.is_alone:
         return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
+
+from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.step.agreement import Agreement
@@ -116,6 +119,19 @@ class Settings:
                 "earlier steps too. Expected a rule without memory, such as MajorityVote(). Or use "
                 "on_disagreement='warn'"
             )
+
+    def check_leaves(self, params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
+        """Check that torch can tell when each parameter's gradient has arrived.
+
+        Raises:
+            InvalidArgumentError: Overlap needs it, and a parameter is not a leaf.
+        """
+        for param in params if self.overlap else ():
+            if not param.is_leaf:
+                raise InvalidArgumentError(
+                    f"overlap={self.overlap!r} and {names[param]}, which is not a leaf: torch does "
+                    "not tell when such a gradient is complete. Pass overlap=False, or a leaf"
+                )
 
     def _check_momenta_travel(self) -> None:
         if (

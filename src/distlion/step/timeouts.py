@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distlion.step.arguments import check_positive
+from distlion.step.arguments import check_seconds
 from distlion.wire.roll_call import BUSY_TIMEOUT_S
 
 _INIT_S = 300.0
@@ -25,7 +25,7 @@ class Timeouts:
             evaluation; torch's default. Up to ``step_s``: no longer than for a silent one.
 
     Raises:
-        InvalidArgumentError: A value is not above 0.
+        InvalidArgumentError: A value is not above 0, or is above 1e9.
         UnsupportedTypeError: A value is not a number.
     """
 
@@ -35,9 +35,9 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         if self.init_s is not None:
-            check_positive("Timeouts.init_s", self.init_s)
-        check_positive("Timeouts.step_s", self.step_s)
-        check_positive("Timeouts.busy_s", self.busy_s)
+            check_seconds("Timeouts.init_s", self.init_s)
+        check_seconds("Timeouts.step_s", self.step_s)
+        check_seconds("Timeouts.busy_s", self.busy_s)
 
     @property
     def start_s(self) -> float:

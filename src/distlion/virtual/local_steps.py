@@ -17,6 +17,7 @@ from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
 from distlion.local.write_check import WriteCheck
+from distlion.optim.arguments import check_params, list_params, resolve_names
 from distlion.step.agreement import Agreement
 from distlion.step.arguments import check_count, refusing_former
 from distlion.step.traffic import Traffic
@@ -99,9 +100,9 @@ class VirtualLocalSteps:
         agreement: Agreement = Agreement(),
         seed: int = 0,
     ) -> None:
-        named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
-        self._stage = [param for _, param in named]
-        self._names = [name or f"parameter {place}" for place, (name, _) in enumerate(named)]
+        group = {"params": list_params(params)}
+        self._names, self._stage = resolve_names(group, 0, has_names=False)
+        check_params(self._stage, self._names, known={})
         check_count("every", every)
         self._every = every
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
@@ -200,7 +201,7 @@ class VirtualLocalSteps:
         return [
             nn.Parameter(param.detach().clone(), requires_grad=True)
             if param.requires_grad
-            else param  # type: ignore[misc]
+            else param
             for param in self._stage
         ]
 
