@@ -376,8 +376,22 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: a worker leaves without a word, and its connections stay open",
         "crew/optimizer.py",
-        "            watch.leave(watch.turns.now.number + 1, why)\n",
+        "            self._watch.leave(self._watch.turns.now.number + 1, why)\n",
         "            pass\n",
+        LEFT,
+    ),
+    Mutation(
+        "crew: who has finished does not tell those who train on",
+        "crew/crew.py",
+        "        optimizer.announce_end(why)\n",
+        "        pass\n",
+        LEFT,
+    ),
+    Mutation(
+        "crew: who has finished asks those who train on to be let in",
+        "crew/crew.py",
+        "if optimizer.is_left_out:",
+        "if False:",
         LEFT,
     ),
     Mutation(

@@ -13,6 +13,7 @@ from crews import (
     STRUCK_AT,
     await_true,
     check_equal,
+    collect_log,
     draw_loss,
     host_store,
     make_crew,
@@ -117,3 +118,23 @@ def test_who_has_left_forms_no_epoch() -> None:
     for text, n_epochs in start(step_after, 2, store.port):
         assert "has left its crew" in text
         assert n_epochs == 1
+
+
+def end_early(rank: int, size: int, port: int) -> Any:
+    """End after fewer steps than the others on one worker, without an error."""
+    crew, said = make_crew(port, min_workers=2, max_workers=size), collect_log()
+    options = {**OPTIONS["majority"], "timeouts": Timeouts(step_s=4, busy_s=30)}
+    result = train(crew, options, seed=rank, goal=GOAL if rank else STRUCK_AT)
+    return result, said
+
+
+def test_nobody_waits_for_a_worker_that_has_finished_early() -> None:
+    store = host_store()
+    (early, said), *found = start(end_early, 3, store.port)
+    assert early["epochs"].keys() == set(range(1, STRUCK_AT + 1))
+    assert f"has finished at step {STRUCK_AT}, and the others train on without it" in "".join(said)
+    check_equal([result for result, _ in found])
+    for result, lines in found:
+        assert len(result["epochs"][GOAL][1]) == 2
+        why = f"left: worker 0 (left by itself, it has finished at step {STRUCK_AT})"
+        assert any(why in line for line in lines)

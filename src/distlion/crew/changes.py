@@ -102,13 +102,18 @@ class Changes:
 
     def say_goodbye(self, error: BaseException) -> None:
         """Tell the others why this worker leaves, before its connections close."""
-        epoch = self._epoch
         # After a CrewError the store may not answer, and this would wait for it again.
-        if epoch is None or isinstance(error, CrewError):
+        if not isinstance(error, CrewError):
+            self.tell_end(f"{type(error).__name__}: {error}")
+
+    def tell_end(self, why: str) -> None:
+        """Tell the others, in case that they train on, why this worker does not."""
+        epoch = self._epoch
+        if epoch is None:
             return
         key = _name_goodbye(epoch.members[epoch.place].id)
         with suppress(DistError):
-            epoch.store.set(key, _shorten(f"{type(error).__name__}: {error}"))
+            epoch.store.set(key, _shorten(why))
 
     def _explain(self, identity: int) -> str:
         """Explain why a member of the last epoch is gone, in its own words or from observation."""

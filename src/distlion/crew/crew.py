@@ -415,7 +415,8 @@ class Crew:
         takes their state from a member that has finished, and its own loop then calls them again.
         If you save them, save those of ``crew.rank`` 0.
 
-        A member that is alone at the end logs a warning after ``wait_timeout_s``.
+        A member that is alone at the end logs a warning after ``wait_timeout_s``. One that finishes
+        while the others vote on logs another one, and they go on without it.
 
         Raises:
             CrewError: The store is gone.
@@ -426,6 +427,14 @@ class Crew:
             return
         try:
             while not self._have_all_finished(optimizer):
+                if optimizer.is_left_out:
+                    logger.warning(
+                        "worker %d has finished at step %d, and the others train on without it; "
+                        "give all members as many steps",
+                        membership.id,
+                        optimizer.committed_step,
+                    )
+                    break
                 optimizer.form((), patience_s=optimizer.patience_s)
                 optimizer.catch_up()
         except CrewError as error:
@@ -442,6 +451,9 @@ class Crew:
             CrewError: The store stays away.
         """
         rendezvous, silence_s = self._membership.rendezvous, self._membership.silence_s
+        why = f"it has finished at step {optimizer.committed_step}"
+        self._membership.changes.tell_end(why)
+        optimizer.announce_end(why)
         while True:
             # Nobody waits in a step for a member that never comes back.
             absence_s = self._membership.step_s if rendezvous.was_away else 0.0

@@ -27,7 +27,13 @@ from distlion.crew.lane_shards import LaneSharding, open_lanes
 from distlion.crew.lanes import Lanes
 from distlion.crew.local_votes import CrewVotes
 from distlion.crew.membership import Membership
-from distlion.crew.options import check_options, check_whole, limit_forming, list_buffers
+from distlion.crew.options import (
+    check_options,
+    check_whole,
+    limit_forming,
+    list_buffers,
+    list_lines,
+)
 from distlion.crew.replies import Replica
 from distlion.errors import (
     CorruptFrameError,
@@ -54,7 +60,7 @@ from distlion.step.nodes import NodePieces
 from distlion.step.param import local_tensor
 from distlion.step.timeouts import Timeouts
 from distlion.wire.verdict import with_error
-from distlion.wire.watch import watch_peers
+from distlion.wire.watch import PeerWatch
 
 logger = logging.getLogger("distlion")
 
@@ -142,8 +148,16 @@ class CrewLion(DistributedLion):
     @property
     def has_lost_somebody(self) -> bool:
         """True if some member is gone, or failed, since the epoch was formed."""
-        group = self._session.ranks.process_group
-        return group is not None and watch_peers(group).alarmed.is_set()
+        return self._watch is not None and self._watch.alarmed.is_set()
+
+    @property
+    def is_left_out(self) -> bool:
+        """True if the others, after this worker's ``announce_end``, go on without it."""
+        return self._watch is not None and self._watch.is_left_out()
+
+    @property
+    def _watch(self) -> PeerWatch | None:
+        return self._session.ranks.watch
 
     @property
     def traffic(self) -> CrewTraffic:
@@ -340,20 +354,27 @@ class CrewLion(DistributedLion):
         """Close the connections of this worker.
 
         They stay open as long as something refers to them, such as the frames of an error that its
-        handler keeps. So the others are also told: they wait for this worker for a second at most.
+        handler keeps. So the others are also told.
 
         Args:
             why: The reason, for their error; None where no other worker is left.
         """
-        session = self._session
-        watch = session.ranks.watch
-        if why is not None and watch is not None and not session.lifecycle.is_dead:
-            watch.leave(watch.turns.now.number + 1, why)
+        if why is not None:
+            self.announce_end(why)
         self._let_go()
         if self._donor is not None:
             self._donor.stop()
         if self._newcomer is not None:
             self._newcomer.give_up()
+
+    def announce_end(self, why: str) -> None:
+        """Tell the others that this worker joins no later call: they wait a second at most.
+
+        Args:
+            why: The reason, for their error.
+        """
+        if self._watch is not None and not self._session.lifecycle.is_dead:
+            self._watch.leave(self._watch.turns.now.number + 1, why)
 
     def _set_back(self, error: ReplicaMismatchError, epoch: Epoch | None) -> tuple[int, ...]:
         """Make this worker a newcomer if it differs from the majority and replicas are repaired.
@@ -391,18 +412,9 @@ class CrewLion(DistributedLion):
 
     def _list_crew_lines(self) -> list[str]:
         """List lines, beside those of any optimizer, that must be equal on all members."""
-        return [
-            f"newcomers: {self._membership.newcomers}",
-            self._membership.lanes.describe(),
-            *(
-                f"rule of group {number}: {group['aggregation']!r}"
-                for number, group in enumerate(self.param_groups)
-            ),
-            *(
-                f"buffer {number}: {tuple(each.shape)}, {each.dtype}"
-                for number, each in enumerate(self._buffers)
-            ),
-        ]
+        newcomers = f"newcomers: {self._membership.newcomers}"
+        lines = list_lines(self.param_groups, self._buffers)
+        return [newcomers, self._membership.lanes.describe(), *lines]
 
     def _let_go(self) -> None:
         """Drop the connections of the present epoch."""

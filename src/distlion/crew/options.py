@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,3 +77,9 @@ def limit_forming(timeouts: Timeouts) -> Timeouts:
     """Return limits with one for what forms an epoch."""
     check_record("timeouts", timeouts, Timeouts)
     return timeouts if timeouts.init_s is not None else replace(timeouts, init_s=FORMING_S)
+
+
+def list_lines(groups: Sequence[Mapping[str, Any]], buffers: Sequence[Tensor]) -> list[str]:
+    """List the rules of param groups and the shapes of buffers, which members must share."""
+    rules = [f"rule of group {n}: {group['aggregation']!r}" for n, group in enumerate(groups)]
+    return rules + [f"buffer {n}: {tuple(t.shape)}, {t.dtype}" for n, t in enumerate(buffers)]

@@ -164,6 +164,14 @@ class PeerWatch:
         with contextlib.suppress(RuntimeError):
             within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
 
+    def is_left_out(self) -> bool:
+        """Return whether the others have lost this worker, which left; takes a second at most."""
+        until_s = time.monotonic() + SETTLE_S
+        while self.alarmed.is_set() and self._finding is None and time.monotonic() < until_s:
+            time.sleep(0.02)
+        found = self._finding
+        return found is not None and found.kind == "left" and self.rank in found.culprits
+
     def _hears_silence(self) -> bool:
         """Raise the alarm if another worker has sent no heartbeat for too long."""
         self._silent = () if self._heartbeats is None else self._heartbeats.find_silent()
