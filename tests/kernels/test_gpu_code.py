@@ -25,7 +25,7 @@ MOST_INSTRUCTIONS = 26
 MOST_SPILLED_BYTES = 216
 # Two sign planes with coins. Not yet timed on a device.
 MOST_SPILLED_BYTES_OF_PAIRS = 376
-# Parameters and momenta that are both rounded by integers: see docs/explanation/native-kernels.md.
+# Parameters and momenta that are both rounded by integers: see studies/kernels.md.
 ROUNDED_TWICE = {"bfloat16, momentum bfloat16": 33}
 
 
