@@ -32,8 +32,9 @@ OPENS_BADLY = re.compile(r"(What|Who|Whose|Whether|Where|Which|That)\b")
 
 def list_pages() -> list[Path]:
     """List the pages that are kept up to date; those in studies/ stay as they were written."""
-    names = ("README.md", "CONTRIBUTING.md", "studies/README.md")
-    return sorted([*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in names)])
+    names = ("README.md", "CONTRIBUTING.md")
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
+    return sorted([*pages, *(ROOT / name for name in names)])
 
 
 def read_docstrings() -> Iterator[tuple[str, str]]:
