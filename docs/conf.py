@@ -26,6 +26,7 @@ include_patterns = [
     "benchmarks/results/**.md",
     "studies/**.md",
     "flower/README.md",
+    "examples/recipes/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 ]
