@@ -25,6 +25,8 @@ include_patterns = [
     "benchmarks/gpu/QUEUE.md",
     "benchmarks/results/**.md",
     "studies/**.md",
+    "flower/README.md",
+    "examples/recipes/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 ]

@@ -300,7 +300,7 @@ SHOWN = (
         _LION,
         "tables of ImageNet (ViT-S, ViT-B), OpenWebText (350M, 760M), few-shot fine-tuning (7B)",
         (),
-        "not run; the recipes of docs/how-to/recipes.md are what such runs need",
+        "not run; the programs of examples/recipes are what such runs need",
     ),
     (
         _CUB,
