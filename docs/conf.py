@@ -25,6 +25,7 @@ include_patterns = [
     "benchmarks/gpu/QUEUE.md",
     "benchmarks/results/**.md",
     "studies/**.md",
+    "netlab/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 ]

@@ -31,7 +31,7 @@ PLANNER = "planner.html"
 BACK = '<nav style="margin-bottom: 1rem"><a href="index.html">Documentation of distlion</a></nav>'
 LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
 # Pages that others link to, but that neither the navigation nor the search lists.
-RECORDS = ("benchmarks/", "studies/")
+RECORDS = ("benchmarks/", "studies/", "netlab/")
 # What readers search for, and the heading below which the answer stands. Such an entry of the index
 # comes before all other results of a search.
 ANSWERS = {

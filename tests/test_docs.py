@@ -28,7 +28,8 @@ from forked_programs import Programs
 from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parent.parent
-USER_DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+GUIDES = [ROOT / "README.md", ROOT / "netlab/README.md"]
+USER_DOCUMENTS = sorted([*GUIDES, *ROOT.glob("docs/**/*.md")])
 RECORDS = [*ROOT.glob("studies/*.md"), *ROOT.glob("benchmarks/**/*.md")]
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *USER_DOCUMENTS, *RECORDS})
 SHELLS = ("bash", "sh", "shell", "console")

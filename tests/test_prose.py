@@ -32,7 +32,7 @@ OPENS_BADLY = re.compile(r"(What|Who|Whose|Whether|Where|Which|That)\b")
 
 def list_pages() -> list[Path]:
     """List the pages that are kept up to date; those in studies/ stay as they were written."""
-    names = ("README.md", "CONTRIBUTING.md", "studies/README.md")
+    names = ("README.md", "CONTRIBUTING.md", "netlab/README.md", "studies/README.md")
     return sorted([*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in names)])
 
 
