@@ -24,8 +24,8 @@ include_patterns = [
     "docs/**",
     "benchmarks/gpu/QUEUE.md",
     "benchmarks/results/**.md",
-    "studies/**.md",
     "netlab/README.md",
+    "studies/**.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 ]

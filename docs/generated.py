@@ -31,7 +31,9 @@ PLANNER = "planner.html"
 BACK = '<nav style="margin-bottom: 1rem"><a href="index.html">Documentation of distlion</a></nav>'
 LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
 # Pages that others link to, but that neither the navigation nor the search lists.
-RECORDS = ("benchmarks/", "studies/", "netlab/")
+RECORDS = ("benchmarks/", "studies/")
+# Guides of other distributions and of examples: the search lists them, the navigation does not.
+GUIDES = ("flower/", "examples/", "netlab/")
 # What readers search for, and the heading below which the answer stands. Such an entry of the index
 # comes before all other results of a search.
 ANSWERS = {
@@ -164,7 +166,8 @@ PARTS = {
 def read_source(app: Any, docname: str, source: list[str]) -> None:
     """Put into a page what is generated for it, and over one without a title its name.
 
-    Navigation and search leave out studies and the results of benchmarks.
+    Navigation and search leave out studies and the results of benchmarks. The navigation leaves
+    out guides of other distributions and of examples.
     """
     del app
     source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), source[0])
@@ -174,6 +177,8 @@ def read_source(app: Any, docname: str, source: list[str]) -> None:
     source[0] = index_answers(docname, source[0])
     if docname.startswith(RECORDS):
         source[0] = f"---\nnosearch: true\norphan: true\n---\n{source[0]}"
+    elif docname.startswith(GUIDES):
+        source[0] = f"---\norphan: true\n---\n{source[0]}"
 
 
 def index_answers(docname: str, text: str) -> str:

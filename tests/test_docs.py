@@ -28,10 +28,10 @@ from forked_programs import Programs
 from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = [ROOT / "README.md", ROOT / "netlab/README.md"]
-USER_DOCUMENTS = sorted([*GUIDES, *ROOT.glob("docs/**/*.md")])
+USER_DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 RECORDS = [*ROOT.glob("studies/*.md"), *ROOT.glob("benchmarks/**/*.md")]
-DOCUMENTS = sorted({*ROOT.glob("*.md"), *USER_DOCUMENTS, *RECORDS})
+GUIDES = [*ROOT.glob("*/README.md"), *ROOT.glob("examples/*/README.md")]
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *USER_DOCUMENTS, *GUIDES, *RECORDS})
 SHELLS = ("bash", "sh", "shell", "console")
 PROGRAMS = ("distlion", "make", "pip", "python", "torchrun")
 HELP_OPTIONS = {"--help", "-h"}
@@ -355,7 +355,7 @@ def test_commands_in_shell_blocks_exist() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    documented = "\n".join(code_of(document) for document in USER_DOCUMENTS)
+    documented = "\n".join(code_of(document) for document in [*USER_DOCUMENTS, *GUIDES])
     missing = [name for name in read_commands() if f"distlion {name}".strip() not in documented]
     assert missing == []
 

@@ -12,7 +12,9 @@ from source_names import is_in_source
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = re.compile(r"(?<![\w./-])distlion\w*(?:\.[A-Za-z_]\w*)+")
-DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+GUIDES = [*ROOT.glob("*/README.md"), *ROOT.glob("examples/*/README.md")]
+PAGES = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = sorted([*PAGES, *GUIDES])
 
 
 UPGRADE = ROOT / "docs" / "how-to" / "upgrade.md"

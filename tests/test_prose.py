@@ -32,8 +32,10 @@ OPENS_BADLY = re.compile(r"(What|Who|Whose|Whether|Where|Which|That)\b")
 
 def list_pages() -> list[Path]:
     """List the pages that are kept up to date; those in studies/ stay as they were written."""
-    names = ("README.md", "CONTRIBUTING.md", "netlab/README.md", "studies/README.md")
-    return sorted([*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in names)])
+    names = ("README.md", "CONTRIBUTING.md")
+    patterns = ("docs/**/*.md", "*/README.md", "examples/*/README.md")
+    pages = [page for pattern in patterns for page in ROOT.glob(pattern)]
+    return sorted([*pages, *(ROOT / name for name in names)])
 
 
 def read_docstrings() -> Iterator[tuple[str, str]]:
