@@ -30,7 +30,7 @@ from source_names import is_in_source
 ROOT = Path(__file__).resolve().parent.parent
 USER_DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 RECORDS = [*ROOT.glob("studies/*.md"), *ROOT.glob("benchmarks/**/*.md")]
-GUIDES = [*ROOT.glob("*/README.md"), *ROOT.glob("examples/*/README.md")]
+GUIDES = [*ROOT.glob("[a-z]*/README.md"), *ROOT.glob("examples/*/README.md")]
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *USER_DOCUMENTS, *GUIDES, *RECORDS})
 SHELLS = ("bash", "sh", "shell", "console")
 PROGRAMS = ("distlion", "make", "pip", "python", "torchrun")

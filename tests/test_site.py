@@ -62,7 +62,7 @@ def test_studies_and_results_are_outside_of_navigation_and_search() -> None:
         load("generated").read_source(None, name, source)
         assert source == ["---\nnosearch: true\norphan: true\n---\n# Title\n"]
     source = ["# Title\n"]
-    load("generated").read_source(None, "netlab/README", source)
+    load("generated").read_source(None, "flower/README", source)
     assert source == ["---\norphan: true\n---\n# Title\n"]
     source = ["# Title\n"]
     load("generated").read_source(None, "docs/faq", source)
