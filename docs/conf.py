@@ -24,6 +24,7 @@ include_patterns = [
     "docs/**",
     "benchmarks/gpu/QUEUE.md",
     "benchmarks/results/**.md",
+    "netlab/README.md",
     "studies/**.md",
     "flower/README.md",
     "examples/recipes/README.md",

@@ -33,7 +33,7 @@ LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
 # Pages that others link to, but that neither the navigation nor the search lists.
 RECORDS = ("benchmarks/", "studies/")
 # Guides of other distributions and of examples: the search lists them, the navigation does not.
-GUIDES = ("flower/", "examples/")
+GUIDES = ("flower/", "examples/", "netlab/")
 # What readers search for, and the heading below which the answer stands. Such an entry of the index
 # comes before all other results of a search.
 ANSWERS = {

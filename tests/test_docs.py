@@ -355,7 +355,7 @@ def test_commands_in_shell_blocks_exist() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    documented = "\n".join(code_of(document) for document in USER_DOCUMENTS)
+    documented = "\n".join(code_of(document) for document in [*USER_DOCUMENTS, *GUIDES])
     missing = [name for name in read_commands() if f"distlion {name}".strip() not in documented]
     assert missing == []
 

@@ -12,7 +12,7 @@ cut into bit *planes*.
     scales  float32 numbers of a vote or a reply for each parameter, behind the planes of each shard
     chunk   what one rank sends to one other: a frame (header, presence, counts) and a payload
 
-docs/reference/wire-format.md draws it. Sizes on the wire are computed here and nowhere else.
+studies/wire-format.md draws it. Sizes on the wire are computed here and nowhere else.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Row:
     """One question of the exam.
 
     Attributes:
-        name: As in the table of docs/how-to/trainers/index.md.
+        name: As in the list of docs/how-to/trainers/index.md.
         jobs: What must have run.
         check: Fails unless what a framework's ranks say is right; the second one is the plain loop.
     """
