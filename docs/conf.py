@@ -29,6 +29,7 @@ include_patterns = [
     "flower/README.md",
     "examples/recipes/README.md",
     "CHANGELOG.md",
+    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
 ]
 exclude_patterns = ["docs/**/__pycache__"]

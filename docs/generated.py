@@ -32,8 +32,8 @@ BACK = '<nav style="margin-bottom: 1rem"><a href="index.html">Documentation of d
 LAYOUT = '<dl role="none">\n<dd><em class="sig-param">'
 # Pages that others link to, but that neither the navigation nor the search lists.
 RECORDS = ("benchmarks/", "studies/")
-# Guides of other distributions and of examples: the search lists them, the navigation does not.
-GUIDES = ("flower/", "examples/", "netlab/")
+# Guides of other distributions and for contributors: in the search, not in the navigation.
+GUIDES = ("flower/", "examples/", "netlab/", "CONTRIBUTING", "ARCHITECTURE")
 # What readers search for, and the heading below which the answer stands. Such an entry of the index
 # comes before all other results of a search.
 ANSWERS = {

@@ -13,7 +13,12 @@ from source_names import is_in_source
 ROOT = Path(__file__).resolve().parents[1]
 NAME = re.compile(r"(?<![\w./-])distlion\w*(?:\.[A-Za-z_]\w*)+")
 GUIDES = [*ROOT.glob("[a-z]*/README.md"), *ROOT.glob("examples/*/README.md")]
-PAGES = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *ROOT.glob("docs/**/*.md"),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "ARCHITECTURE.md",
+]
 DOCUMENTS = sorted([*PAGES, *GUIDES])
 
 

@@ -32,7 +32,7 @@ OPENS_BADLY = re.compile(r"(What|Who|Whose|Whether|Where|Which|That)\b")
 
 def list_pages() -> list[Path]:
     """List the pages that are kept up to date; those in studies/ stay as they were written."""
-    names = ("README.md", "CONTRIBUTING.md")
+    names = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
     patterns = ("docs/**/*.md", "[a-z]*/README.md", "examples/*/README.md")
     pages = [page for pattern in patterns for page in ROOT.glob(pattern)]
     return sorted([*pages, *(ROOT / name for name in names)])

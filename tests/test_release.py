@@ -104,7 +104,7 @@ def test_files_are_counted_and_checked_before_they_are_published() -> None:
 
 def test_the_guide_to_releases_names_every_project_that_is_published() -> None:
     """PyPI refuses the files of one that was not registered, after it took those before."""
-    guide = (ROOT / "docs/reference/development.md").read_text("utf-8")
+    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     section = guide.split("## Release\n")[1].split("\n## ")[0]
     projects = [
         tomllib.loads(path.read_text("utf-8"))["project"]["name"]
