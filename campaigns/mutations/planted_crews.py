@@ -8,7 +8,6 @@ CREWS = ("simulation/test_schedules.py::test_some_crews_keep_all_rules",)
 LOST_AFTER = ("crew/test_lost_after_commit.py",)
 MISFITS = ("crew/test_misfits.py",)
 ADMISSION = ("crew/test_admission.py",)
-LEFT = ("crew/test_left.py",)
 NO_PLACE = (f"{ADMISSION[0]}::test_who_asks_where_no_place_is_left_is_seen_and_ends_no_epoch",)
 FOUND = ("simulation/test_found_in_crews.py",)
 TAKEN = (f"{FOUND[0]}::test_what_comes_while_an_epoch_may_still_fail_does_not_reach_parameters",)
@@ -372,41 +371,6 @@ CREW_MUTATIONS = (
         'is_ours = hmac.compare_digest(found.describe(store)["signature"].encode(), signature)',
         "is_ours = True",
         ADMISSION,
-    ),
-    Mutation(
-        "crew: a worker leaves without a word, and its connections stay open",
-        "crew/optimizer.py",
-        "            self._watch.leave(self._watch.turns.now.number + 1, why)\n",
-        "            pass\n",
-        LEFT,
-    ),
-    Mutation(
-        "crew: who has finished does not tell those who train on",
-        "crew/crew.py",
-        "        optimizer.announce_end(why)\n",
-        "        pass\n",
-        LEFT,
-    ),
-    Mutation(
-        "crew: who has finished asks those who train on to be let in",
-        "crew/crew.py",
-        "if optimizer.is_left_out:",
-        "if False:",
-        LEFT,
-    ),
-    Mutation(
-        "crew: the process group of an optimizer that was freed stays behind",
-        "crew/crew.py",
-        "            membership.lanes.disconnect(membership.lanes.alone, has_failed=False)\n",
-        "            pass\n",
-        LEFT,
-    ),
-    Mutation(
-        "crew: a worker that cannot finish keeps its connections",
-        "crew/crew.py",
-        "        finally:\n            self._leave(error)\n",
-        "        else:\n            self._leave(error)\n",
-        LEFT,
     ),
     Mutation(
         "crew: each epoch measures the link",

@@ -12,6 +12,7 @@ from planted_crews import CREW_MUTATIONS
 from planted_cut_matrices import CUT_MATRICES
 from planted_device import DEVICE
 from planted_doubling import DOUBLED
+from planted_endings import ENDINGS
 from planted_feedback import FEEDBACK
 from planted_files import FILES
 from planted_heartbeats import HEARTBEATS
@@ -53,6 +54,7 @@ EVERYWHERE = (
     *MISUSES,
     *LOSSES,
     *MACHINE_MUTATIONS,
+    *ENDINGS,
     *PROTOCOL,
     *DOUBLED,
     *TRIAL,

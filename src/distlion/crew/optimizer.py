@@ -359,21 +359,20 @@ class CrewLion(DistributedLion):
         Args:
             why: The reason, for their error; None where no other worker is left.
         """
-        if why is not None:
-            self.announce_end(why)
+        self.announce_end(why)
         self._let_go()
         if self._donor is not None:
             self._donor.stop()
         if self._newcomer is not None:
             self._newcomer.give_up()
 
-    def announce_end(self, why: str) -> None:
+    def announce_end(self, why: str | None) -> None:
         """Tell the others that this worker joins no later call: they wait a second at most.
 
         Args:
-            why: The reason, for their error.
+            why: The reason, for their error; None tells nobody.
         """
-        if self._watch is not None and not self._session.lifecycle.is_dead:
+        if why and self._watch is not None and not self._session.lifecycle.is_dead:
             self._watch.leave(self._watch.turns.now.number + 1, why)
 
     def _set_back(self, error: ReplicaMismatchError, epoch: Epoch | None) -> tuple[int, ...]:
@@ -412,9 +411,7 @@ class CrewLion(DistributedLion):
 
     def _list_crew_lines(self) -> list[str]:
         """List lines, beside those of any optimizer, that must be equal on all members."""
-        newcomers = f"newcomers: {self._membership.newcomers}"
-        lines = list_lines(self.param_groups, self._buffers)
-        return [newcomers, self._membership.lanes.describe(), *lines]
+        return list_lines(self._membership, self.param_groups, self._buffers)
 
     def _let_go(self) -> None:
         """Drop the connections of the present epoch."""

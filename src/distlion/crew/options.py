@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distlion.crew.lane_shards import check_lane_options
 from distlion.crew.lanes import Lanes, OneLane
+from distlion.crew.membership import Membership
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.step.arguments import check_record
 from distlion.step.param import is_dtensor
@@ -79,7 +80,10 @@ def limit_forming(timeouts: Timeouts) -> Timeouts:
     return timeouts if timeouts.init_s is not None else replace(timeouts, init_s=FORMING_S)
 
 
-def list_lines(groups: Sequence[Mapping[str, Any]], buffers: Sequence[Tensor]) -> list[str]:
-    """List the rules of param groups and the shapes of buffers, which members must share."""
-    rules = [f"rule of group {n}: {group['aggregation']!r}" for n, group in enumerate(groups)]
-    return rules + [f"buffer {n}: {tuple(t.shape)}, {t.dtype}" for n, t in enumerate(buffers)]
+def list_lines(
+    membership: Membership, groups: Sequence[Mapping[str, Any]], buffers: Sequence[Tensor]
+) -> list[str]:
+    """List what members must share beside settings: processes, rules, and shapes of buffers."""
+    lines = [f"newcomers: {membership.newcomers}", membership.lanes.describe()]
+    lines += [f"rule of group {n}: {group['aggregation']!r}" for n, group in enumerate(groups)]
+    return lines + [f"buffer {n}: {tuple(t.shape)}, {t.dtype}" for n, t in enumerate(buffers)]

@@ -114,8 +114,7 @@ class ReplicatedParams:
         has_all = link.rank in alike and link.rank > 0
         for column in differing:
             # A rank that has it already ignores the copy, which could be damaged on the way.
-            row = tensors[column].clone() if has_all else tensors[column]
-            broadcast_params(link, [row], step=step)
+            broadcast_params(link, [tensors[column]], step=step, is_ignored=has_all)
         if differing:
             everybody = _gather_digests(link, digest_tensors(tensors), step=step)
             if (everybody != everybody[0]).any():
@@ -177,20 +176,40 @@ class ReplicatedParams:
         share_finding(self._connections.link_all(timeout_s), found, step=step)
 
 
-def broadcast_params(link: Transport, params: Sequence[Tensor], *, step: int) -> None:
-    """Overwrite parameters with the values of the group's first rank."""
+def broadcast_params(
+    link: Transport, params: Sequence[Tensor], *, step: int, is_ignored: bool = False
+) -> None:
+    """Overwrite parameters with the values of the group's first rank.
+
+    Args:
+        link: The link between all workers.
+        params: The parameters.
+        step: The step that errors name.
+        is_ignored: True: take part, and keep this rank's own values.
+    """
     for own in (each for param in params for each in list_plain(local_tensor(param).detach())):
         row = own.contiguous().to(link.wire_device)
-        broadcast_tensor(link, row, step=step)
-        if row.data_ptr() != own.data_ptr():
+        broadcast_tensor(link, row, step=step, is_ignored=is_ignored)
+        if not is_ignored and row.data_ptr() != own.data_ptr():
             own.copy_(row)
 
 
-def broadcast_tensor(link: Transport, row: Tensor, *, step: int, source: int = 0) -> None:
-    """Overwrite a contiguous tensor, which the network can read, with the one of ``source``."""
+def broadcast_tensor(
+    link: Transport, row: Tensor, *, step: int, source: int = 0, is_ignored: bool = False
+) -> None:
+    """Overwrite a contiguous tensor, which the network can read, with the one of ``source``.
+
+    Args:
+        link: The link between all workers.
+        row: The tensor.
+        step: The step that errors name.
+        source: The rank that has the values.
+        is_ignored: True: take part, and leave the tensor as it is.
+    """
     if row.numel():
         for piece in torch.split(row.view(-1).view(torch.uint8), PIECE_BYTES):
-            link.broadcast(piece, step=step, source=source).wait()
+            into = torch.empty_like(piece) if is_ignored else piece
+            link.broadcast(into, step=step, source=source).wait()
 
 
 def digest_tensors(tensors: Sequence[Tensor]) -> Tensor:
