@@ -1,8 +1,9 @@
 """Train on while workers are lost, stopped and added: distlion's crew, torchft and torchelastic.
 
-    python benchmarks/crew [--parts soak systems stops timeline cost sizes] [--seed 0] [--json]
-                           [--results FOLDER] [--events 200] [--rounds 3] [--round-events 8]
-                           [--turns 6] [--sizes 25m 125m] [--rates unlimited 1gbit]
+    python benchmarks/crew [--parts soak systems stops timeline cost sizes losses]
+                           [--seed 0] [--json] [--results FOLDER] [--events 200] [--rounds 3]
+                           [--round-events 8] [--turns 6] [--sizes 25m 125m]
+                           [--rates unlimited 1gbit] [--systems crew]
 
 Part soak: three to six processes of this machine train one small network as a crew; they are killed
 by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
@@ -22,6 +23,9 @@ without a limit and at 1 Gbit/s. Both take turns, with new processes each time.
 
 Part sizes: distlion's crew and torchft with larger networks, whose workers are on hosts of the
 network lab (needs root): joins, kills and a stop. 125 million parameters take up to 20 GiB.
+
+Part losses: all workers are killed at one moment and start again, from a checkpoint: distlion's
+crew, torchft and torchelastic, on hosts of the network lab (needs root).
 
 torchft has an interpreter of its own, for it is no part of the project:
 
@@ -54,6 +58,7 @@ from event_plan import (
     START_LARGE_WITH,
     PlannedEvent,
     plan_events,
+    plan_losses,
     plan_sizes,
     plan_stops,
     plan_timeline,
@@ -62,14 +67,19 @@ from fleet import SoakError
 from reading import read_logs, summarize, trace_steps
 from soak_run import play, run_soak
 from step_cost import measure_cost
-from systems import COMPARED, SIZED, build_system, is_there
-from tables import write_cost, write_sizes, write_soak, write_timeline
-from training_load import MIN_WORKERS, SIZE, SIZES, Size
+from systems import COMPARED, SIZED, SYSTEMS, build_system, is_there
+from tables import write_cost, write_losses, write_sizes, write_soak, write_timeline
+from training_load import MIN_WORKERS, SAVE_EVERY, SIZE, SIZES, Size
 
 from distlion_netlab import Lab
 
-PARTS = ("soak", "systems", "stops", "timeline", "cost", "sizes")
-WRITERS = {"cost": write_cost, "sizes": write_sizes, "timeline": write_timeline}
+PARTS = ("soak", "systems", "stops", "timeline", "cost", "sizes", "losses")
+WRITERS = {
+    "cost": write_cost,
+    "losses": write_losses,
+    "sizes": write_sizes,
+    "timeline": write_timeline,
+}
 PLACES = ("--keep", "--results")
 
 
@@ -128,25 +138,32 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
     return {"conditions": conditions, "left_out": missing, "runs": runs}
 
 
-def play_sizes(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Let systems take turns with each size and rate."""
+def plan_of(part: str, size: Size) -> list[PlannedEvent]:
+    """Return the plan of a part for a size; all are lost between two checkpoints."""
+    if part == "losses":
+        return plan_losses(1.25 * SAVE_EVERY * size.pace_s)
+    return plan_sizes(size.silence_s + 5.0)
+
+
+def play_sizes(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Let systems take turns with each size and rate, in parts "sizes" and "losses"."""
     conditions = read_conditions() | {
         "networks": "; ".join(f"{name}: {describe(SIZES[name])}" for name in args.sizes),
     }
-    missing = {name: "not installed" for name in args.systems if not is_there(name)}
+    systems = args.systems or (SIZED if part == "sizes" else COMPARED)
+    missing = {name: "not installed" for name in systems if not is_there(name)}
     runs: list[dict[str, Any]] = []
-    for size, number, rate, name in product(
-        args.sizes, range(args.rounds), args.rates, args.systems
-    ):
+    for size, number, rate, name in product(args.sizes, range(args.rounds), args.rates, systems):
         if name in missing:
             continue
-        plan = plan_sizes(SIZES[size].silence_s + 5.0)
+        plan = plan_of(part, SIZES[size])
         place = folder / f"{size}-{rate}-{name}-{number}"
         place.mkdir(parents=True)
-        n_workers = 1 + max(event.worker for event in plan)
+        n_workers = max(START_LARGE_WITH, 1 + max(event.worker for event in plan))
         with Lab(1 + n_workers, rate) as lab:
             conditions["tcp_congestion_control"] = lab.congestion_control
-            record = play(build_system(name, place, size, lab), plan, START_LARGE_WITH)
+            system = build_system(name, place, size, lab, saves=part == "losses")
+            record = play(system, plan, START_LARGE_WITH)
         summary = summarize(read_logs(place), record)
         told = {"system": name, "size": size, "rate": rate, "round": number}
         told |= {"tuning": record["tuning"], "n_parameters": SIZES[size].n_parameters}
@@ -175,8 +192,8 @@ def measure(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
         return play_timeline(folder)
     if part == "soak":
         return play_soaks(["crew"], [plan_events(args.events, args.seed)], folder)
-    if part == "sizes":
-        return play_sizes(args, folder)
+    if part in ("sizes", "losses"):
+        return play_sizes(part, args, folder)
     seeds = range(args.seed, args.seed + args.rounds)
     if part == "stops":
         plans = [plan_stops(args.round_events, seed) for seed in seeds]
@@ -195,7 +212,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="with and without a crew")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["25m", "125m"])
     parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
-    parser.add_argument("--systems", nargs="+", choices=SIZED, default=SIZED, help="of sizes")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="of sizes and losses")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
     parser.add_argument("--keep", type=Path, help="folder of the logs, which are lost otherwise")

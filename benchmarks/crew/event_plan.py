@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-Kind = Literal["kill", "stop", "join"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["kill", "stop", "join", "loss"]
+EVERYBODY = -1
+"""The worker of an event that all meet."""
 FEWEST, MOST = 3, 6
 """Workers that run, the stopped ones aside; workers in all."""
 START_WITH = 4
@@ -27,7 +28,8 @@ class PlannedEvent:
 
     Attributes:
         kind: What happens.
-        worker: To whom; of a join, who comes.
+        worker: To whom; of a join, who comes; of a loss ``EVERYBODY``: all are killed at once, and
+            started again.
         stop_s: How long it is stopped; 0 for other events.
         delay_s: From the event before, or from when all train again.
         is_hasty: Whether it comes before all train again after the event before.
@@ -68,6 +70,11 @@ def plan_sizes(stop_s: float) -> list[PlannedEvent]:
         PlannedEvent(kind, worker, stop_s if kind == "stop" else 0.0, CALM_S[1], is_hasty=False)
         for kind, worker in told
     ]
+
+
+def plan_losses(steps_s: float) -> list[PlannedEvent]:
+    """Plan two losses of all workers, each that many seconds after all train together."""
+    return [PlannedEvent("loss", EVERYBODY, 0.0, steps_s, is_hasty=False) for _ in range(2)]
 
 
 def plan_events(n_events: int, seed: int) -> list[PlannedEvent]:

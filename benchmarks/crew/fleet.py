@@ -180,6 +180,16 @@ class Fleet:
         life.signal_tree(signal.SIGKILL)
         life.popen.wait()
 
+    def restart(self) -> None:
+        """End all workers by SIGKILL, and start them again."""
+        workers = list(self._running)
+        for life in self._running.values():
+            life.signal_tree(signal.SIGKILL)
+        for worker in workers:
+            self.kill(worker)
+        for worker in workers:
+            self.start(worker)
+
     def stop(self, worker: int) -> None:
         """Hold a worker by SIGSTOP."""
         self._running[worker].is_stopped = True

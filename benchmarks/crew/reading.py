@@ -122,6 +122,8 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
         if event["kind"] == "kill":
             found["next_step_s"] = find_next_epoch(commits, event["time_s"])
             found["pause_s"] = find_pause(commits, event["time_s"], end_s)
+        elif event["kind"] == "loss":
+            found |= measure_loss(commits, event["time_s"])
         elif event["kind"] == "stop":
             woken_s = event.get("woken_s", end_s)
             found["pause_s"] = find_pause(commits, event["time_s"], min(end_s, woken_s))
@@ -136,6 +138,23 @@ def measure_events(lines: list[Line], events: list[dict[str, Any]]) -> list[dict
             found["change_s"] = _find_change(lines, commits, event["worker"])
         measured.append({**event, **found})
     return measured
+
+
+def measure_loss(commits: list[Line], moment_s: float) -> dict[str, float | None]:
+    """Return what the loss of all workers cost.
+
+    Returns:
+        ``again_s``: seconds to the next step that was committed. ``regained_s``: to the first one
+        that had not been committed before. ``steps_lost``: committed steps that were taken back.
+    """
+    last = max(line.step for line in commits if line.time_s <= moment_s)
+    later = [line for line in commits if line.time_s > moment_s]
+    new = [line.time_s for line in later if line.step > last]
+    return {
+        "again_s": later[0].time_s - moment_s if later else None,
+        "regained_s": new[0] - moment_s if new else None,
+        "steps_lost": last + 1 - later[0].step if later else None,
+    }
 
 
 def _find_ready(lines: list[Line], worker: int, moment_s: float) -> float | None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from step_log import StepLog
 from training_load import (
+    CHECKPOINTS,
     HEARTBEAT_S,
     LR,
     MAX_WORKERS,
     MIN_WORKERS,
     RETRIES,
+    SAVE_EVERY,
     SIZE,
     Pace,
     build_model,
@@ -40,6 +42,9 @@ def main(file: Path, endpoint: str) -> None:
             timeouts=distlion.Timeouts(step_s=SIZE.silence_s),
             retry=RETRIES,
         )
+        has_saved = CHECKPOINTS is not None and (CHECKPOINTS / "latest").exists()
+        if has_saved and optimizer.committed_step == 0:
+            distlion.load_checkpoint(CHECKPOINTS, model, optimizer, on_world_change="mean")
         while True:
             if crew.admit():
                 continue
@@ -48,6 +53,8 @@ def main(file: Path, endpoint: str) -> None:
             if optimizer.step():
                 step = optimizer.committed_step
                 log.write_commit(step=step, epoch=crew.epoch.number, params=model.parameters())
+                if CHECKPOINTS is not None and step % SAVE_EVERY == 0:
+                    distlion.save_checkpoint(CHECKPOINTS, model, optimizer, keep_last=1)
             else:
                 log.write_failure(step + 1)
             optimizer.zero_grad()

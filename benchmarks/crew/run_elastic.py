@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from step_log import StepLog
 from torch.nn.parallel import DistributedDataParallel
-from training_load import LR, SIZE, Pace, build_model, compute_loss
+from training_load import LR, SAVE_EVERY, SIZE, Pace, build_model, compute_loss
 
-SAVE_EVERY = 20
 FORMING_S = 15
 """How long workers wait for each other's interpreters."""
 

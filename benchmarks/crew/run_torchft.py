@@ -18,7 +18,17 @@ import torch
 from step_log import StepLog
 from torch.distributed import TCPStore
 from torchft import Manager, Optimizer, ProcessGroupGloo
-from training_load import ADDRESS, LR, MIN_WORKERS, SIZE, Pace, build_model, compute_loss
+from training_load import (
+    ADDRESS,
+    CHECKPOINTS,
+    LR,
+    MIN_WORKERS,
+    SAVE_EVERY,
+    SIZE,
+    Pace,
+    build_model,
+    compute_loss,
+)
 
 FORMING_S = 30
 """How long a quorum may take; a worker that is left out of one waits for the next."""
@@ -62,6 +72,11 @@ def main(file: Path, lighthouse: str) -> None:
         replica_id=file.stem,
     )
     optimizer = Optimizer(manager, inner)
+    checkpoint = None if CHECKPOINTS is None else CHECKPOINTS / "checkpoint.pt"
+    if checkpoint is not None and checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        load(saved)
+        manager.load_state_dict(saved["manager"])
     while True:
         pace.wait()
         optimizer.zero_grad()
@@ -73,6 +88,12 @@ def main(file: Path, lighthouse: str) -> None:
         step = manager.current_step()
         if manager.batches_committed() > before:
             log.write_commit(step=step, epoch=manager._quorum_id, params=model.parameters())
+            is_first = manager.participating_rank() == 0
+            if checkpoint is not None and is_first and step % SAVE_EVERY == 0:
+                states = {"model": model.state_dict(), "optim": inner.state_dict()}
+                states["manager"] = manager.state_dict()
+                torch.save(states, draft := checkpoint.with_suffix(".draft"))
+                draft.replace(checkpoint)
         else:
             log.write_failure(step + 1)
 

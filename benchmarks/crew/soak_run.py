@@ -60,6 +60,8 @@ class Soak:
         note |= {"is_hasty": event.is_hasty, "n_awake": self.fleet.n_awake}
         if event.kind == "kill":
             self.fleet.kill(event.worker)
+        elif event.kind == "loss":
+            self.fleet.restart()
         elif event.kind == "stop":
             self.fleet.stop(event.worker)
             self._asleep[event.worker] = now_s + event.stop_s, note

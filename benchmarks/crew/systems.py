@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from training_load import ADDRESS_KEY, RETRIES_KEY, SIZE_KEY, SIZES, Size
+from training_load import ADDRESS_KEY, CHECKPOINTS_KEY, RETRIES_KEY, SIZE_KEY, SIZES, Size
 
 from distlion_netlab import Lab, enter
 
@@ -44,6 +44,7 @@ class System:
         size_name: Of the network.
         lab: Hosts of the network lab, one for the coordinator and one for each worker; None if all
             run on this machine's loopback.
+        saves: Whether workers make checkpoints; those of torchelastic always do.
 
     Attributes:
         environment: Further variables of all its processes.
@@ -55,6 +56,7 @@ class System:
     folder: Path
     size_name: str = "1m"
     lab: Lab | None = None
+    saves: bool = False
 
     @property
     def size(self) -> Size:
@@ -66,7 +68,9 @@ class System:
         # Where modules may not be kept compiled, an interpreter takes twice as long to start.
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
         interface = "lo" if self.lab is None else "eth0"
+        checkpoints = {CHECKPOINTS_KEY: str(self.folder / "checkpoints")} if self.saves else {}
         return {
+            **checkpoints,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": interface,
             SIZE_KEY: self.size_name,
@@ -189,11 +193,14 @@ COMPARED = ("crew", "torchft", "torchelastic")
 SIZED = ("crew", "crew-retry", "torchft")
 
 
-def build_system(name: str, folder: Path, size: str = "1m", lab: Lab | None = None) -> System:
+def build_system(
+    name: str, folder: Path, size: str = "1m", lab: Lab | None = None, *, saves: bool = False
+) -> System:
     """Return a system on a port that is free now."""
+    (folder / "checkpoints").mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return SYSTEMS[name](name, probe.getsockname()[1], folder, size, lab)
+        return SYSTEMS[name](name, probe.getsockname()[1], folder, size, lab, saves)
 
 
 def is_there(name: str) -> bool:

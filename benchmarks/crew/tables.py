@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Cells = list[list[str]]
@@ -171,23 +171,60 @@ and built its network to its first step. Peak: the most memory of any process.
 
 def write_sizes(result: dict[str, Any]) -> str:
     """Return the page of large networks."""
+    return _write_runs("Crews of larger networks", result, SIZE_NOTES, SIZE_HEAD, _tell_sizes)
+
+
+def _write_runs(
+    title: str,
+    result: dict[str, Any],
+    notes: str,
+    head: list[str],
+    tell: Callable[[list[dict[str, Any]]], list[str]],
+) -> str:
+    """Return a page with a row for each size, link and system."""
     tuned = dict.fromkeys(
         f"{run['system']}, {run['size']}: {run['tuning']}" for run in result["runs"]
     )
     left_out = [f"left out: {name} ({why})" for name, why in result["left_out"].items()]
     lines = [
-        "# Crews of larger networks",
+        f"# {title}",
         "",
         "Made by `python benchmarks/crew` from its JSON.",
         "",
     ]
     lines += [*_list_conditions(result), *(f"- {each}" for each in (*tuned, *left_out))]
-    lines += ["", SIZE_NOTES]
+    lines += ["", notes]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for run in result["runs"]:
         groups.setdefault((f"{run['n_parameters']:,}", run["rate"], run["system"]), []).append(run)
-    rows = [[*place, *_tell_sizes(runs)] for place, runs in groups.items()]
-    return "\n".join([*lines, *_draw(SIZE_HEAD, rows), ""])
+    rows = [[*place, *tell(runs)] for place, runs in groups.items()]
+    return "\n".join([*lines, *_draw(head, rows), ""])
+
+
+LOSS_HEAD = ["parameters", "link", "system", "usual step", "to the next step", "to a new step"]
+LOSS_HEAD += ["steps lost", "peak GiB", "forks", "accidents"]
+LOSS_NOTES = """\
+Three workers train and make a checkpoint every 20 steps, in one folder for all. All of them are
+killed by SIGKILL at one moment, and started again at once; twice in a run. The program that keeps
+the word between workers lives on. Seconds: median, worst and number, from the kill to the next
+committed step, and to the first one that had not been committed before. The interpreters' start and
+the network's first pass are in both. Steps lost: committed, and taken back. Peak: the most memory
+of any process.
+"""
+
+
+def write_losses(result: dict[str, Any]) -> str:
+    """Return the page of losses of all workers."""
+    return _write_runs("Loss of all workers", result, LOSS_NOTES, LOSS_HEAD, _tell_losses)
+
+
+def _tell_losses(runs: list[dict[str, Any]]) -> list[str]:
+    usual_s = statistics.median(run["usual_step_s"] for run in runs)
+    cells = [_pick("loss", name)(runs) for name in ("again_s", "regained_s")]
+    lost = [event["steps_lost"] for run in runs for event in run["events"]]
+    peak = max(run["peak_kib"] for run in runs) / 2**20
+    cells += [", ".join("-" if n is None else str(n) for n in lost), f"{peak:.1f}"]
+    return [f"{usual_s:.2f}", *cells, _sum("forks")(runs), _sum("accidents")(runs)]
 
 
 def _tell_sizes(runs: list[dict[str, Any]]) -> list[str]:

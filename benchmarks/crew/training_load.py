@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -40,11 +41,16 @@ SIZES = {
     "125m": Size((4096, 8192, 8192, 3008), batch_size=2, pace_s=3.0, silence_s=30),
 }
 SIZE_KEY, ADDRESS_KEY, RETRIES_KEY = "SOAK_SIZE", "SOAK_ADDRESS", "SOAK_RETRIES"
+CHECKPOINTS_KEY = "SOAK_CHECKPOINTS"
 SIZE = SIZES[os.environ.get(SIZE_KEY, "1m")]
 ADDRESS = os.environ.get(ADDRESS_KEY, "127.0.0.1")
 """Of this worker, for the others."""
 RETRIES = os.environ.get(RETRIES_KEY) == "1"
 """True: after a change of members, a crew's ``step()`` votes again by the gradients it has."""
+CHECKPOINTS = Path(os.environ[CHECKPOINTS_KEY]) if CHECKPOINTS_KEY in os.environ else None
+"""Folder of checkpoints; None where workers make none."""
+SAVE_EVERY = 20
+"""Steps between two checkpoints."""
 LR = 1e-4
 HEARTBEAT_S = 1
 """The same without heartbeats, where a system has them."""

@@ -56,6 +56,19 @@ def test_a_kill_lasts_until_a_step_of_a_later_epoch(crew: Any, tmp_path: Path) -
     assert kill["pause_s"] == pytest.approx(1.45)
 
 
+def test_a_loss_lasts_until_a_step_that_is_new_and_takes_steps_back(
+    crew: Any, tmp_path: Path
+) -> None:
+    for worker in range(3):
+        Log(tmp_path, worker).add_steps(1, range(10), 0.0)
+        Log(tmp_path, worker, life=1).add_steps(2, range(5, 20), 4.0)
+    lines = crew.reading.read_logs(tmp_path)
+    (loss,) = crew.reading.measure_events(lines, [event("loss", -1, 1.0)])
+    assert loss["again_s"] == pytest.approx(3.0)
+    assert loss["regained_s"] == pytest.approx(3.5)
+    assert loss["steps_lost"] == 5
+
+
 def test_a_stop_has_a_pause_and_a_return(crew: Any, tmp_path: Path) -> None:
     logs = [Log(tmp_path, worker) for worker in range(3)]
     for log in logs:
@@ -199,6 +212,17 @@ def test_a_page_of_sizes_tells_pauses_beyond_a_usual_step(crew: Any, tmp_path: P
     cells = "0.10 | 0.15, 0.15 (1) | 0.15, 0.15 (1) | 0.20, 0.20 (1) | - | - | - | 3.0 | 0 | 0 |"
     row = f"| 1,000 | 1gbit | one | {cells}"
     assert row in page
+
+
+def test_the_page_of_losses_has_a_row_for_each_system(crew: Any, tmp_path: Path) -> None:
+    for worker in range(3):
+        Log(tmp_path, worker).add_steps(1, range(10), 0.0)
+        Log(tmp_path, worker, life=1).add_steps(2, range(5, 20), 4.0)
+    record = {"events": [event("loss", -1, 1.0)], "accidents": [], "peaks_kib": {"x": 2**20}}
+    summary = crew.reading.summarize(crew.reading.read_logs(tmp_path), record)
+    run = {"system": "one", "size": "1m", "rate": "1gbit", "n_parameters": 1000, "tuning": "none"}
+    page = crew.tables.write_losses({"conditions": {}, "left_out": {}, "runs": [run | summary]})
+    assert "| one | 0.10 | 3.00, 3.00 (1) | 3.50, 3.50 (1) | 5 | 1.0 | 0 | 0 |" in page
 
 
 def test_large_networks_are_played_with_few_workers(crew: Any) -> None:
