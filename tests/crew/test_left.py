@@ -123,8 +123,17 @@ def test_who_has_left_forms_no_epoch() -> None:
 def end_early(rank: int, size: int, port: int) -> Any:
     """End after fewer steps than the others on one worker, without an error."""
     crew, said = make_crew(port, min_workers=2, max_workers=size), collect_log()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     options = {**OPTIONS["majority"], "timeouts": Timeouts(step_s=4, busy_s=30)}
-    result = train(crew, options, seed=rank, goal=GOAL if rank else STRUCK_AT)
+
+    def check_open(optimizer: CrewLion) -> None:
+        if optimizer.committed_step == STRUCK_AT + 5:
+            await_true(lambda: store.check(["ended early"]))
+            crew._membership.rendezvous.check_open()
+
+    goal = GOAL if rank else STRUCK_AT
+    result = train(crew, options, seed=rank, goal=goal, each=check_open)
+    store.set("ended early", "")
     return result, said
 
 
@@ -136,5 +145,5 @@ def test_nobody_waits_for_a_worker_that_has_finished_early() -> None:
     check_equal([result for result, _ in found])
     for result, lines in found:
         assert len(result["epochs"][GOAL][1]) == 2
-        why = f"left: worker 0 (left by itself, it has finished at step {STRUCK_AT})"
+        why = f"worker {early['id']} (left by itself, it has finished at step {STRUCK_AT})"
         assert any(why in line for line in lines)

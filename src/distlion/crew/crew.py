@@ -434,7 +434,8 @@ class Crew:
                         membership.id,
                         optimizer.committed_step,
                     )
-                    break
+                    membership.ended.set()
+                    return  # the run is not over
                 optimizer.form((), patience_s=optimizer.patience_s)
                 optimizer.catch_up()
         except CrewError as error:
