@@ -124,6 +124,31 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
                 stack.enter_context(hold_back(each.voter))
             yield
 
+    @contextmanager
+    def join_uneven_inputs(
+        self, joinables: Any, even_batches: bool | None = None
+    ) -> Iterator[None]:
+        """Set whether batches are made even, as in Accelerate; every process takes every step.
+
+        Raises:
+            UnsupportedTypeError: They would not be even.
+        """
+        is_even = self.even_batches if even_batches is None else even_batches
+        if self.num_processes > 1 and not is_even:
+            raise UnsupportedTypeError(
+                "join_uneven_inputs: a worker whose batches have run out would not vote, and each "
+                "step needs all workers; give even_batches=True, or drop the last batches"
+            )
+        with super().join_uneven_inputs(joinables, even_batches):
+            yield
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Release models and optimizers as Accelerate does, between two trainings."""
+        while self._meters:
+            self._meters.pop().close()
+        self._voting.clear()
+        return super().free_memory(*objects)
+
     def end_training(self) -> None:
         """Compare replicas once more, then end as Accelerate does; every process must call it.
 
