@@ -231,7 +231,9 @@ def test_accelerate_that_would_not_vote_is_refused() -> None:
 
 
 def test_a_file_that_names_no_momenta_is_refused() -> None:
-    with pytest.raises(errors.CheckpointError, match="does not name the folder with the momenta"):
+    with pytest.raises(
+        errors.CheckpointError, match=r"does not name the folder .* load them into the model"
+    ):
         find_votes({}, "run.ckpt")
 
 

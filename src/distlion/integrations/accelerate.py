@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distlion.checkpoint import Check, WorldChange, load_together, save_checkpoint
-from distlion.errors import CheckpointError, ProcessGroupError, UnsupportedTypeError
+from distlion.errors import ProcessGroupError, UnsupportedTypeError
 from distlion.integrations.frameworks import (
     Voter,
     broadcast_rest,
@@ -23,6 +23,7 @@ from distlion.integrations.frameworks import (
     check_votes,
     compare_at_end,
     hold_back,
+    refuse_between_votes,
     save_for_all,
     vote_on_deltas,
 )
@@ -195,14 +196,8 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
             CheckpointError: This worker has taken local steps since the last vote, so its
                 parameters are not those of the others.
         """
-        for number, each in enumerate(self._voting):
-            voter = each.voter
-            if isinstance(voter, LocalSteps) and voter.steps_since_vote:
-                raise CheckpointError(
-                    f"save_model: optimizer {number} has taken {voter.steps_since_vote} local "
-                    "steps since the last vote, so every worker has other parameters; call "
-                    "accelerator.vote() on all processes, then save"
-                )
+        voters = [each.voter for each in self._voting]
+        refuse_between_votes(voters, call="accelerator.vote()")
         super().save_model(model, *args, **kwargs)
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:

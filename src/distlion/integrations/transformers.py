@@ -36,6 +36,7 @@ from distlion.integrations.frameworks import (
     compare_at_end,
     hold_back,
     naming_what_is_loaded,
+    refuse_between_votes,
     save_for_all,
     vote_on_deltas,
 )
@@ -59,6 +60,7 @@ _OVERRIDDEN = (
     "training_step",
     "evaluate",
     "_get_grad_norm",
+    "save_model",
     "_save_checkpoint",
     "_save_optimizer_and_scheduler",
     "_load_from_checkpoint",
@@ -265,6 +267,17 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         if "loss" in logs and self._meter is not None:
             logs |= {f"{PREFIX}/{name}": value for name, value in self._meter.read().items()}
         super().log(logs, *args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model as the Trainer does; during training with local steps after a vote only.
+
+        Raises:
+            CheckpointError: This worker has taken local steps since the last vote, so its
+                parameters are not those of the others.
+        """
+        if self.is_in_train:
+            refuse_between_votes([self.voter], call="trainer.voter.vote()")
+        super().save_model(*args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         # The Trainer saves one model for all workers.
