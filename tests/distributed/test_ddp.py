@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import distlion
@@ -130,7 +131,10 @@ def refuse(rank: int, world_size: int) -> dict[str, Caught | None]:
     delayed = DistributedDataParallel(
         bare, delay_all_reduce_named_params=named[:1], param_to_hook_all_reduce=named[0][1]
     )
+    hooked = DistributedDataParallel(make_model())
+    hooked.register_comm_hook(None, fp16_compress_hook)
     models = {"static": static, "mixed": mixed, "delayed": delayed, "bare": make_model()}
+    models["hooked"] = hooked
     return {
         name: caught(None, lambda model=model: disable_all_reduce(model))
         for name, model in models.items()
@@ -144,6 +148,7 @@ def test_a_model_that_needs_its_all_reduce_is_refused_by_name() -> None:
         ("mixed", "mixed_precision"),
         ("delayed", "delay_all_reduce_named_params"),
         ("bare", "Sequential; expected DistributedDataParallel"),
+        ("hooked", "has a communication hook already"),
     ):
         assert_all_raised(
             [found[name] for found in outcomes], errors.UnsupportedTypeError, fragment

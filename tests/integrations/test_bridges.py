@@ -231,7 +231,9 @@ def test_accelerate_that_would_not_vote_is_refused() -> None:
 
 
 def test_a_file_that_names_no_momenta_is_refused() -> None:
-    with pytest.raises(errors.CheckpointError, match="does not name the folder with the momenta"):
+    with pytest.raises(
+        errors.CheckpointError, match=r"does not name the folder .* load them into the model"
+    ):
         find_votes({}, "run.ckpt")
 
 
@@ -282,6 +284,30 @@ def test_lightning_removes_momenta_with_their_checkpoint(tmp_path: Path) -> None
     assert said.startswith("InvalidArgumentError") and "ddp_comm_hook" in said
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["step=6.ckpt", "step=6.ckpt.distlion"]
+
+
+def average_under_fabric(rank: int, world_size: int) -> bool:
+    import lightning
+    from torch.optim.swa_utils import AveragedModel
+
+    from distlion.integrations.fabric import VotingStrategy
+
+    tell_place(rank, world_size)
+    fabric = lightning.Fabric(accelerator="cpu", strategy=VotingStrategy(), devices=1)
+    fabric.launch()
+    model = torch.nn.Linear(2, 2)
+    module, optimizer = fabric.setup(model, distlion.DistributedLion(model.parameters()))
+    mean = AveragedModel(module)
+    fabric.backward(module(torch.ones(1, 2)).sum())
+    optimizer.step()
+    mean.update_parameters(module)
+    return torch.equal(mean.module.module.weight, model.weight)
+
+
+@pytest.mark.slow
+def test_a_module_of_fabric_can_be_copied_for_averages() -> None:
+    pytest.importorskip("lightning")
+    assert run_workers(average_under_fabric, 1, timeout_s=120) == [True]
 
 
 def save_and_note(rank: int, world_size: int, folder: str) -> list[str]:

@@ -68,3 +68,25 @@ def test_accelerate_saves_no_model_between_two_votes(tmp_path: Path) -> None:
     accelerator.vote()
     accelerator.save_model(model, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_the_trainer_saves_no_model_between_two_votes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from transformers import TrainerCallback
+
+    from integrations.hf_job import error_of, make_trainer
+
+    said: list[str] = []
+
+    class Save(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+            said.append(error_of(lambda: trainer.save_model(str(tmp_path / "early")))[1])
+            trainer.voter.vote()
+            trainer.save_model(str(tmp_path / "voted"))
+
+    local = distlion.LocalSteps, {"inner": torch.optim.AdamW, "every": 8}
+    choice = {"optimizer_cls_and_kwargs": local, "callbacks": [Save()]}
+    trainer = make_trainer(str(tmp_path / "runs"), 0, choice=choice, max_steps=1)
+    trainer.train()
+    assert "taken 1 local steps" in said[0] and "call trainer.voter.vote()" in said[0]
+    assert not (tmp_path / "early").exists() and (tmp_path / "voted").is_dir()

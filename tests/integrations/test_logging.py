@@ -60,6 +60,24 @@ def test_an_optimizer_that_does_not_vote_is_refused():
         VoteMeter(distlion.Lion(params, lr=1e-3))
 
 
+class Wrapper:
+    """As Accelerate's: it passes on neither hooks nor what a voting optimizer has more."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_in_a_trainers_wrapper_is_measured():
+    logged = []
+    model, optimizer = make_optimizer()
+    with VoteLog(Wrapper(Wrapper(optimizer)), lambda step, numbers: logged.append(step), every=1):
+        take_step(model, optimizer)
+    assert logged == [1]
+    params = [torch.nn.Parameter(torch.ones(3))]
+    with pytest.raises(UnsupportedTypeError, match="a Lion, which does not vote"):
+        VoteMeter(Wrapper(distlion.Lion(params, lr=1e-3)))
+
+
 def test_norm_of_the_gradients_is_logged_where_they_are_clipped():
     model, optimizer = make_optimizer(clip_norm=distlion.ClipNorm(1.0))
     meter = VoteMeter(optimizer)

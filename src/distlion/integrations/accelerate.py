@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distlion.checkpoint import Check, WorldChange, load_together, save_checkpoint
-from distlion.errors import CheckpointError, ProcessGroupError, UnsupportedTypeError
+from distlion.errors import ProcessGroupError, UnsupportedTypeError
 from distlion.integrations.frameworks import (
     Voter,
     broadcast_rest,
@@ -23,6 +23,7 @@ from distlion.integrations.frameworks import (
     check_votes,
     compare_at_end,
     hold_back,
+    refuse_between_votes,
     save_for_all,
     vote_on_deltas,
 )
@@ -124,6 +125,31 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
                 stack.enter_context(hold_back(each.voter))
             yield
 
+    @contextmanager
+    def join_uneven_inputs(
+        self, joinables: Any, even_batches: bool | None = None
+    ) -> Iterator[None]:
+        """Set whether batches are made even, as in Accelerate; every process takes every step.
+
+        Raises:
+            UnsupportedTypeError: They would not be even.
+        """
+        is_even = self.even_batches if even_batches is None else even_batches
+        if self.num_processes > 1 and not is_even:
+            raise UnsupportedTypeError(
+                "join_uneven_inputs: a worker whose batches have run out would not vote, and each "
+                "step needs all workers; give even_batches=True, or drop the last batches"
+            )
+        with super().join_uneven_inputs(joinables, even_batches):
+            yield
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Release models and optimizers as Accelerate does, between two trainings."""
+        while self._meters:
+            self._meters.pop().close()
+        self._voting.clear()
+        return super().free_memory(*objects)
+
     def end_training(self) -> None:
         """Compare replicas once more, then end as Accelerate does; every process must call it.
 
@@ -170,14 +196,8 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
             CheckpointError: This worker has taken local steps since the last vote, so its
                 parameters are not those of the others.
         """
-        for number, each in enumerate(self._voting):
-            voter = each.voter
-            if isinstance(voter, LocalSteps) and voter.steps_since_vote:
-                raise CheckpointError(
-                    f"save_model: optimizer {number} has taken {voter.steps_since_vote} local "
-                    "steps since the last vote, so every worker has other parameters; call "
-                    "accelerator.vote() on all processes, then save"
-                )
+        voters = [each.voter for each in self._voting]
+        refuse_between_votes(voters, call="accelerator.vote()")
         super().save_model(model, *args, **kwargs)
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:

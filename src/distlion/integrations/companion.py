@@ -88,7 +88,8 @@ def find_votes(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> d
     if not isinstance(names, Mapping):
         raise CheckpointError(
             f"{path} does not name the folder with the momenta of all workers, as a checkpoint "
-            "saved under a VotingStrategy does; the file alone has only rank 0's momenta"
+            "saved under a VotingStrategy does; the file alone has at most rank 0's momenta. To "
+            "begin with its weights, load them into the model, without the optimizer"
         )
     folder = name_companion(path)
     return {name: folder / str(place) for name, place in names.items()}

@@ -25,7 +25,8 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
     Raises:
         UnsupportedTypeError: The model is not wrapped in DistributedDataParallel. Or the wrapper
             has ``static_graph=True`` or ``mixed_precision``, which need the all-reduce, or
-            ``delay_all_reduce_named_params`` with an all-reduce that cannot be switched off.
+            ``delay_all_reduce_named_params`` with an all-reduce that cannot be switched off. Or it
+            has a communication hook already.
 
     Example:
         >>> model = DistributedDataParallel(model)
@@ -35,7 +36,7 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedTypeError(
             f"model is a {type(model).__name__}; expected DistributedDataParallel (a bare model "
-            "needs no such call)"
+            "needs no such call; call it before torch.compile)"
         )
     if model.static_graph:
         raise UnsupportedTypeError(
@@ -55,7 +56,14 @@ def disable_all_reduce(model: DistributedDataParallel) -> None:
         )
     # Some trainers set the attribute below again for the last micro-batch: gradients then pass
     # through buckets, and this hook keeps them local.
-    model.register_comm_hook(None, _keep_local)
+    try:
+        model.register_comm_hook(None, _keep_local)
+    except RuntimeError as error:
+        raise UnsupportedTypeError(
+            f"the wrapper has a communication hook already ({error}), by register_comm_hook() or "
+            "an earlier call of this function; leave the hook out, as no gradients travel, and "
+            "call this once"
+        ) from error
     model.require_backward_grad_sync = False
     model.register_forward_hook(_keep_buffers_alike)
 

@@ -68,6 +68,10 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         # Fabric reads this attribute; the one of its DDPStrategy needs a wrapped module.
         self._backward_sync_control = _HoldVotes(self._voters)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> VotingStrategy:
+        """Return the strategy itself: copies of a module, as for averages, refer to it too."""
+        return self
+
     def setup_module(self, module: nn.Module) -> nn.Module:
         """Leave a module unwrapped, but copy buffers and frozen parameters from rank 0."""
         broadcast_rest(module)

@@ -117,6 +117,25 @@ def vote_on_deltas(optimizers: Iterable[Any]) -> None:
             optimizer.vote()
 
 
+def refuse_between_votes(optimizers: Iterable[Any], *, call: str) -> None:
+    """Refuse to save one model for all while workers with local steps have different ones.
+
+    Args:
+        optimizers: Optimizers; those that vote in each step are skipped.
+        call: The call by which workers vote now.
+
+    Raises:
+        CheckpointError: This worker has taken local steps since the last vote.
+    """
+    for number, optimizer in enumerate(optimizers):
+        if isinstance(optimizer, LocalSteps) and optimizer.steps_since_vote:
+            raise CheckpointError(
+                f"save_model: optimizer {number} has taken {optimizer.steps_since_vote} local "
+                "steps since the last vote, so every worker has other parameters; call "
+                f"{call} on all processes, then save"
+            )
+
+
 def compare_at_end(optimizers: Iterable[Any]) -> None:
     """Compare replicas at the end of a run; every worker must call it.
 

@@ -43,6 +43,19 @@ class Run(Protocol):
         ...
 
 
+def _find_voter(optimizer: Any) -> Voter:
+    """Return the optimizer without the wrapper that Accelerate puts around it."""
+    while not hasattr(optimizer, "diagnostics") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "diagnostics"):
+        raise UnsupportedTypeError(
+            f"optimizer is a {type(optimizer).__name__}, which does not vote; expected a "
+            "distlion.DistributedLion or a distlion.LocalSteps"
+        )
+    voter: Voter = optimizer
+    return voter
+
+
 class VoteMeter:
     """Measure the steps of an optimizer from now on.
 
@@ -60,12 +73,7 @@ class VoteMeter:
     """
 
     def __init__(self, optimizer: Voter) -> None:
-        if not hasattr(optimizer, "diagnostics"):
-            raise UnsupportedTypeError(
-                f"optimizer is a {type(optimizer).__name__}, which does not vote; expected a "
-                "distlion.DistributedLion or a distlion.LocalSteps"
-            )
-        self._optimizer = optimizer
+        self._optimizer = optimizer = _find_voter(optimizer)
         self._handles = [
             optimizer.register_step_pre_hook(self._begin),
             optimizer.register_step_post_hook(self._end),
@@ -155,12 +163,12 @@ class VoteLog:
     ) -> None:
         if every < 1:
             raise InvalidArgumentError(f"every is {every!r}, expected 1 or more")
-        self._optimizer, self._emit = optimizer, emit
+        self._optimizer, self._emit = _find_voter(optimizer), emit
         self._every, self._prefix = every, prefix
         self._since = 0
         self._meter = VoteMeter(optimizer)
         # After the meter's hook, so that the logged step has been measured.
-        self._handle = optimizer.register_step_post_hook(self._count)
+        self._handle = self._optimizer.register_step_post_hook(self._count)
 
     def __enter__(self) -> VoteLog:
         return self

@@ -36,6 +36,7 @@ from distlion.integrations.frameworks import (
     compare_at_end,
     hold_back,
     naming_what_is_loaded,
+    refuse_between_votes,
     save_for_all,
     vote_on_deltas,
 )
@@ -59,6 +60,7 @@ _OVERRIDDEN = (
     "training_step",
     "evaluate",
     "_get_grad_norm",
+    "save_model",
     "_save_checkpoint",
     "_save_optimizer_and_scheduler",
     "_load_from_checkpoint",
@@ -132,6 +134,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
 
     on_world_change: WorldChange = "raise"
     optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
+    _begun: Voter | None = None
     _meter: VoteMeter | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -147,6 +150,14 @@ class VotingMixin(Trainer):  # type: ignore[misc]
                 "way; VotingMixin needs plain data parallelism (no --fsdp, no --deepspeed)"
             )
         accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
+        prepare = accelerator.prepare_optimizer
+
+        def begin_and_prepare(*args: Any, **kwargs: Any) -> Any:
+            # Here rather than in create_optimizer, which Trainers of users override.
+            self._begin()
+            return prepare(*args, **kwargs)
+
+        accelerator.prepare_optimizer = begin_and_prepare
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, by default with the Trainer's learning rate."""
@@ -161,11 +172,18 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             kind = _OverGroups if kind is LocalSteps else kind
             self.optimizer_cls_and_kwargs = kind, {"lr": self.args.learning_rate, **given}
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        self._check_optimizer()
-        if self._meter is None:
-            self._meter = VoteMeter(save_for_all(self.voter))
-            average_buffers(self.model)  # only those that differ travel
         return optimizer
+
+    def _begin(self) -> None:
+        """Check an optimizer, and begin to measure it with equal buffers, whoever made it.
+
+        With ``model_init`` each training makes another model and optimizer.
+        """
+        self._check_optimizer()
+        if self._begun is not self.voter:
+            self._begun = save_for_all(self.voter)
+            self._meter = VoteMeter(self._begun)
+            average_buffers(self.model)  # only those that differ travel
 
     @property
     def voter(self) -> Voter:
@@ -249,6 +267,17 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         if "loss" in logs and self._meter is not None:
             logs |= {f"{PREFIX}/{name}": value for name, value in self._meter.read().items()}
         super().log(logs, *args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model as the Trainer does; during training with local steps after a vote only.
+
+        Raises:
+            CheckpointError: This worker has taken local steps since the last vote, so its
+                parameters are not those of the others.
+        """
+        if self.is_in_train:
+            refuse_between_votes([self.voter], call="trainer.voter.vote()")
+        super().save_model(*args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         # The Trainer saves one model for all workers.
