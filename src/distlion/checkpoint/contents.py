@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from distlion.checkpoint.tensor_file import check_dense
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels.dispatch import choose_kernels
@@ -23,7 +24,7 @@ from distlion.optim.saved_groups import WORKER_KEY, check_division
 from distlion.optim.saved_state import list_kept
 from distlion.peers.ownership import MomentumOwnership
 from distlion.peers.replicas import fold_digests
-from distlion.step.param import list_plain
+from distlion.step.param import list_plain, view_row
 
 LOCAL = "local"
 """Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
@@ -316,13 +317,21 @@ def _split_model(
             continue
         if hasattr(value, "to_local"):
             raise CheckpointError(f"{name} is a DTensor, which a checkpoint cannot hold yet")
-        key = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        check_dense(name, value)
+        # Wrappers, such as quantized weights, are all at address 0.
+        places = tuple((plain.data_ptr(), *_describe(plain)) for plain in list_plain(value))
+        key = type(value), _describe(value), places
         if value.numel() and key in first:
             aliases[name] = first[key]
         else:
             first.setdefault(key, name)
             entries[name] = value
     return entries, aliases, others
+
+
+def _describe(tensor: Tensor) -> tuple[Any, ...]:
+    kind = tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), *kind
 
 
 def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
@@ -354,9 +363,10 @@ def digest_entries(entries: Mapping[str, Tensor]) -> list[int]:
     """Digest the bits of each tensor."""
     digests = []
     for tensor in entries.values():
-        rows = [each.contiguous().reshape(-1) for each in list_plain(tensor.detach())]
+        plain = [each.resolve_conj().resolve_neg() for each in list_plain(tensor.detach())]
+        rows = [each.contiguous().reshape(-1) for each in plain]
         # Elements of 8 bytes are digested by bytes, as the kernels have none for them.
-        rows = [row.view(torch.uint8) if row.element_size() > 4 else row for row in rows]
+        rows = [view_row(row, torch.uint8) if row.element_size() > 4 else row for row in rows]
         parts = [choose_kernels(row.device).digests([row]).cpu() for row in rows]
         digests.append(int(fold_digests(torch.cat(parts))))
     return digests
