@@ -119,3 +119,34 @@ def test_a_view_of_negative_values_has_them_again(tmp_path: Path) -> None:
     model.odd.zero_()
     found = distlion.load_checkpoint(tmp_path, model, cluster)
     assert model.odd.tolist() == [-1] and found.extra.tolist() == [-1]
+
+
+class Lacking(nn.Linear):
+    """A layer whose state lacks its trained bias."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_state_dict_post_hook(remove_bias)
+        self.register_load_state_dict_pre_hook(put_bias_back)
+
+
+def remove_bias(layer: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    del state[f"{prefix}bias"]
+
+
+def put_bias_back(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    state[f"{prefix}bias"] = layer.bias.detach()
+
+
+@pytest.mark.parametrize("only_trained", [False, True])
+def test_a_trained_parameter_that_the_state_of_the_model_lacks_comes_back(
+    tmp_path: Path, only_trained: bool
+) -> None:
+    model = Lacking()
+    cluster = distlion.VirtualCluster(model.parameters(), workers=2)
+    saved = model.bias.detach().clone()
+    distlion.save_checkpoint(tmp_path, model, cluster, only_trained=only_trained)
+    with torch.no_grad():
+        model.bias.zero_()
+    distlion.load_checkpoint(tmp_path, model, cluster)
+    assert torch.equal(model.bias, saved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -185,7 +185,7 @@ def parse_local(
 
 
 OUTSIDE = "parameter outside of the model: "
-"""Prefix to the number of an optimizer's parameter that the model does not have."""
+"""Prefix to the number of an optimizer's parameter that the model's state does not have."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,7 @@ def collect(
     state = read_state(optimizer)
     tensors: dict[str, Tensor] = {}
     entries, aliases, others = _split_model(model)
+    held = _list_held(model, {**entries, **aliases}, entries.values())
     tree = {
         "aliases": aliases,
         "others": encode_tree(others, "model", tensors),
@@ -269,10 +270,10 @@ def collect(
     voted = list_params(optimizer)
     # A tied weight has several names; its entry has one of them.
     named = list(model.named_parameters(remove_duplicate=False))
-    known, trained = {param for _, param in named}, set(voted)
+    trained = set(voted)
     replicated = {name for name, param in named if param in trained and name in entries} | common
     for index, param in enumerate(voted):
-        if param not in known:
+        if param not in held:
             entries[f"{OUTSIDE}{index}"] = param.detach()
             replicated.add(f"{OUTSIDE}{index}")
     return Contents(
@@ -327,6 +328,15 @@ def _split_model(
             first.setdefault(key, name)
             entries[name] = value
     return entries, aliases, others
+
+
+def _list_held(
+    model: nn.Module, names: Container[str], values: Iterable[Tensor]
+) -> set[nn.Parameter]:
+    """List the parameters in a model's state, under their own names or, by a hook, under others."""
+    addresses = {value.data_ptr() for value in values}
+    named = model.named_parameters(remove_duplicate=False)
+    return {param for name, param in named if name in names or param.data_ptr() in addresses}
 
 
 def _describe(tensor: Tensor) -> tuple[Any, ...]:

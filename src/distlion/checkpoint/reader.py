@@ -234,10 +234,11 @@ class Reader:
         return found | {name: present[name] for name in again if is_wrapper(present.get(name))}
 
     def _take_outside(self, tree: Mapping[str, Any], saved: dict[str, Any]) -> dict[int, Tensor]:
-        """Take the optimizer's parameters that the model does not have."""
+        """Take the optimizer's parameters that the model's state does not have."""
         outside = {}
-        for index, (name, shape, dtype, _) in enumerate(tree["layout"]):
-            if name == f"{OUTSIDE}{index}":
+        for index, (listed, shape, dtype, _) in enumerate(tree["layout"]):
+            name = f"{OUTSIDE}{index}"
+            if name in (listed, *saved):
                 outside[index] = value = saved.pop(name)
                 if list(value.shape) != shape or str(value.dtype) != dtype:
                     raise CheckpointError(
