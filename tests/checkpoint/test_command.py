@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass
 
@@ -102,6 +103,14 @@ def test_folder_without_checkpoints_is_one_line_with_status_1(tmp_path, command,
     assert (result.exit_code, result.stdout) == (1, "")
     assert str(tmp_path) in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_checkpoint_under_another_name_is_told_so(saved, invoke, tmp_path):
+    best = shutil.copytree(saved, tmp_path / "best")
+    result = invoke("verify", best)
+    assert result.exit_code == 1
+    assert f"{best} has the files of one checkpoint" in result.stderr
+    assert invoke("verify", best.rename(tmp_path / "step-000000000900")).exit_code == 0
 
 
 def test_show_reads_no_file(saved, invoke):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +104,41 @@ def test_layout_in_memory_changes_no_bit(param_kind: str, grad_kind: str) -> Non
     expected = strided_outcomes()[0]["contiguous", "contiguous"]
     for outcomes in strided_outcomes():
         assert np.array_equal(outcomes[param_kind, grad_kind], expected)
+
+
+def train_one_of_a_column(
+    rank: int, world_size: int, folder: str
+) -> tuple[list[float], list[float], list[float]]:
+    """Train one element with a stride, beside a frozen one and a buffer of the same kind."""
+    columns = [torch.full((2, 4), rank + 1.0, dtype=torch.float64)[:1, 0] for _ in range(3)]
+    trained = columns[0].float().as_strided((1,), (4,))
+    assert trained.is_contiguous() and trained.stride() == (4,)
+    model = torch.nn.Module()
+    model.trained = torch.nn.Parameter(trained)
+    model.frozen = torch.nn.Parameter(columns[1], requires_grad=False)
+    model.register_buffer("column", columns[2])
+    optimizer = distlion.DistributedLion(model.parameters(), lr=0.5)
+    model.trained.grad = torch.ones(2, 4)[:1, 0]
+    optimizer.step()
+    optimizer.verify_replicas()
+    distlion.average_buffers(model)
+    saved = [tensor.clone() for tensor in model.state_dict().values()]
+    distlion.save_checkpoint(folder, model, optimizer, extra=torch.ones(2, 4)[:1, 0])
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.zero_()
+    extra = distlion.load_checkpoint(folder, model, optimizer).extra
+    return (
+        [float(tensor) for tensor in model.state_dict().values()],
+        [float(tensor) for tensor in saved],
+        extra.tolist(),
+    )
+
+
+def test_one_element_with_a_stride_trains_is_compared_and_saved(tmp_path: Path) -> None:
+    for found, saved, extra in run_workers(train_one_of_a_column, 2, str(tmp_path)):
+        assert found == saved == [0.5, 1.0, 1.0]
+        assert extra == [1.0]
 
 
 def train_with_expanded_gradient(rank: int, world_size: int) -> np.ndarray:

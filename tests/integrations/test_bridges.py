@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.two_tensor import TwoTensor
 
 import distlion
 from cluster import run_workers
@@ -98,15 +99,18 @@ def copy_rest(rank: int, world_size: int) -> tuple[list[float], list[float]]:
             tensor.fill_(rank + 1)
     model[0].weight.requires_grad_(False)
     model[0].weight = torch.nn.Parameter(model[0].weight.T.clone().T, requires_grad=False)
+    parts = [torch.full((3,), rank + 1.0) for _ in range(2)]
+    model.wrapper = torch.nn.Parameter(TwoTensor(*parts), requires_grad=False)
+    model.register_buffer("column", torch.full((2, 4), rank + 1.0)[:1, 0])
     frameworks.broadcast_rest(model)
-    rest = [model[0].weight, *model.buffers()]
+    rest = [model[0].weight, *model.buffers(), model.wrapper.a, model.wrapper.b]
     trained = [model[0].bias, *model[1].parameters()]
     return [float(t.float().mean()) for t in rest], [float(t.detach().mean()) for t in trained]
 
 
 def test_buffers_and_frozen_parameters_begin_as_those_of_rank_0() -> None:
     for rank, (rest, trained) in enumerate(run_workers(copy_rest, 2)):
-        assert rest == [1.0] * 4
+        assert rest == [1.0] * 7
         assert trained == [rank + 1.0] * 3  # DistributedLion's own business
 
 

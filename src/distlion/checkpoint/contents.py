@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from distlion.checkpoint.tensor_file import check_dense
 from distlion.checkpoint.tree import decode_tree, encode_tree
 from distlion.errors import CheckpointError
 from distlion.kernels.dispatch import choose_kernels
@@ -23,7 +24,7 @@ from distlion.optim.saved_groups import WORKER_KEY, check_division
 from distlion.optim.saved_state import list_kept
 from distlion.peers.ownership import MomentumOwnership
 from distlion.peers.replicas import fold_digests
-from distlion.step.param import list_plain
+from distlion.step.param import list_plain, view_row
 
 LOCAL = "local"
 """Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
@@ -184,7 +185,7 @@ def parse_local(
 
 
 OUTSIDE = "parameter outside of the model: "
-"""Prefix to the number of an optimizer's parameter that the model does not have."""
+"""Prefix to the number of an optimizer's parameter that the model's state does not have."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,7 @@ def collect(
     state = read_state(optimizer)
     tensors: dict[str, Tensor] = {}
     entries, aliases, others = _split_model(model)
+    held = _list_held(model, {**entries, **aliases}, entries.values())
     tree = {
         "aliases": aliases,
         "others": encode_tree(others, "model", tensors),
@@ -268,10 +270,10 @@ def collect(
     voted = list_params(optimizer)
     # A tied weight has several names; its entry has one of them.
     named = list(model.named_parameters(remove_duplicate=False))
-    known, trained = {param for _, param in named}, set(voted)
+    trained = set(voted)
     replicated = {name for name, param in named if param in trained and name in entries} | common
     for index, param in enumerate(voted):
-        if param not in known:
+        if param not in held:
             entries[f"{OUTSIDE}{index}"] = param.detach()
             replicated.add(f"{OUTSIDE}{index}")
     return Contents(
@@ -316,13 +318,30 @@ def _split_model(
             continue
         if hasattr(value, "to_local"):
             raise CheckpointError(f"{name} is a DTensor, which a checkpoint cannot hold yet")
-        key = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        check_dense(name, value)
+        # Wrappers, such as quantized weights, are all at address 0.
+        places = tuple((plain.data_ptr(), *_describe(plain)) for plain in list_plain(value))
+        key = type(value), _describe(value), places
         if value.numel() and key in first:
             aliases[name] = first[key]
         else:
             first.setdefault(key, name)
             entries[name] = value
     return entries, aliases, others
+
+
+def _list_held(
+    model: nn.Module, names: Container[str], values: Iterable[Tensor]
+) -> set[nn.Parameter]:
+    """List the parameters in a model's state, under their own names or, by a hook, under others."""
+    addresses = {value.data_ptr() for value in values}
+    named = model.named_parameters(remove_duplicate=False)
+    return {param for name, param in named if name in names or param.data_ptr() in addresses}
+
+
+def _describe(tensor: Tensor) -> tuple[Any, ...]:
+    kind = tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), *kind
 
 
 def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
@@ -354,9 +373,10 @@ def digest_entries(entries: Mapping[str, Tensor]) -> list[int]:
     """Digest the bits of each tensor."""
     digests = []
     for tensor in entries.values():
-        rows = [each.contiguous().reshape(-1) for each in list_plain(tensor.detach())]
+        plain = [each.resolve_conj().resolve_neg() for each in list_plain(tensor.detach())]
+        rows = [each.contiguous().reshape(-1) for each in plain]
         # Elements of 8 bytes are digested by bytes, as the kernels have none for them.
-        rows = [row.view(torch.uint8) if row.element_size() > 4 else row for row in rows]
+        rows = [view_row(row, torch.uint8) if row.element_size() > 4 else row for row in rows]
         parts = [choose_kernels(row.device).digests([row]).cpu() for row in rows]
         digests.append(int(fold_digests(torch.cat(parts))))
     return digests

@@ -179,6 +179,11 @@ def _describe_absence(path: Path) -> str:
         )
     if not path.is_dir():
         return f"{path} is a file; expected the folder of a run's checkpoints or of one checkpoint"
+    if (path / MANIFEST).exists():
+        return (
+            f"{path} has the files of one checkpoint, whose folder had another name when it was "
+            "saved; expected step-... and 12 digits. Rename it, such as to step-000000000900"
+        )
     return (
         f"{path / LATEST} is missing, so no checkpoint is complete in {path}; expected the folder "
         "of a run's checkpoints or of one checkpoint, step-..."

@@ -32,6 +32,7 @@ from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import VotingBase, read_state
 from distlion.optim.saved_groups import describe_move
 from distlion.peers.ownership import MomentumOwnership
+from distlion.step.param import is_wrapper
 from distlion.votes.registry import parse_rule
 
 
@@ -140,7 +141,8 @@ class Reader:
             tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
             self._check_layout(tree, optimizer, model)
             saved = self._read_model(tree) | self._take_left_out(tree, model)
-            saved |= {name: saved[other] for name, other in tree["aliases"].items()}
+            aliases = tree["aliases"].items()
+            saved |= {name: saved[other] for name, other in aliases if name not in saved}
             outside = self._take_outside(tree, saved)
             _check_model(saved, model)
             state = self._read_optimizer(tree, optimizer)
@@ -213,6 +215,9 @@ class Reader:
     def _take_left_out(self, tree: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
         """Take from the model the tensors that the checkpoint leaves out.
 
+        So are wrappers under another name of one of them: earlier versions took all of a shape for
+        one tensor.
+
         Raises:
             CheckpointError: They differ from the model's when the checkpoint was saved.
         """
@@ -225,13 +230,15 @@ class Reader:
                 f"{self.folder} holds trained tensors only, and {wrong[0]} (one of {len(wrong)}), "
                 "which was not trained, has changed since then: begin with the same model"
             )
-        return found
+        again = [name for name, other in tree["aliases"].items() if other in found]
+        return found | {name: present[name] for name in again if is_wrapper(present.get(name))}
 
     def _take_outside(self, tree: Mapping[str, Any], saved: dict[str, Any]) -> dict[int, Tensor]:
-        """Take the optimizer's parameters that the model does not have."""
+        """Take the optimizer's parameters that the model's state does not have."""
         outside = {}
-        for index, (name, shape, dtype, _) in enumerate(tree["layout"]):
-            if name == f"{OUTSIDE}{index}":
+        for index, (listed, shape, dtype, _) in enumerate(tree["layout"]):
+            name = f"{OUTSIDE}{index}"
+            if name in (listed, *saved):
                 outside[index] = value = saved.pop(name)
                 if list(value.shape) != shape or str(value.dtype) != dtype:
                     raise CheckpointError(

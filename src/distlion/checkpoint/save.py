@@ -16,16 +16,13 @@ from torch import nn
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import (
     Contents,
-    check_kinds,
     collect,
-    describe_layout,
     digest_entries,
-    digest_layout,
     take_apart,
 )
 from distlion.checkpoint.folder import is_name, prune, read_manifest
 from distlion.checkpoint.identity import agree_on_identity, check_owner, list_loaded
-from distlion.checkpoint.tensor_file import warn_if_unreadable
+from distlion.checkpoint.tensor_file import check_tensor, warn_if_unreadable
 from distlion.checkpoint.writer import Writer
 from distlion.errors import (
     CheckpointError,
@@ -75,6 +72,7 @@ class PendingCheckpoint:
 
         Raises:
             CheckpointError: It could not be written; on every rank. Earlier ones are unchanged.
+            PeerLostError, StepTimeoutError: A worker is gone, or has not written its part.
         """
         self.finish()
         if self._error is not None:
@@ -301,28 +299,34 @@ def _warn_of_differing(names: Set[str], model: nn.Module, optimizer: VotingBase)
 
 
 def check_checkpoint_folder(
-    path: str | os.PathLike[str], model: nn.Module, optimizer: VotingBase | LocalSteps
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: VotingBase | LocalSteps,
+    *,
+    only_trained: bool = False,
 ) -> None:
-    """Raise now what the first ``save_checkpoint`` into a folder would raise; write nothing.
+    """Raise now what the first ``save_checkpoint`` would raise about folder, model and optimizer.
 
-    Every worker must call it, with what it will save: before the first step, and after
-    ``load_checkpoint`` if the run resumes.
+    It writes nothing. Every worker must call it, with what it will save: before the first step, and
+    after ``load_checkpoint`` if the run resumes.
 
     Args:
         path: The folder of the run's checkpoints; it may be missing.
         model: The model to save.
         optimizer: The optimizer to save.
+        only_trained: As for ``save_checkpoint``.
 
     Raises:
         CheckpointError: On some worker the folder belongs to another optimizer or an earlier run,
-            or cannot be written, or the model is no module; on every rank.
+            or cannot be written, or the model is no module, or holds what cannot be saved; on every
+            rank.
         ConfigMismatchError: Another worker is at a different call; on every rank.
         UnsupportedTypeError: The optimizer is of a wrong kind.
 
     Example:
         >>> distlion.check_checkpoint_folder("runs/first", model, optimizer)
     """
-    votes, _ = take_apart(optimizer)
+    votes, local = take_apart(optimizer)
     ownership = ownership_of(votes)
     finish_pending(votes)
     call = "check_checkpoint_folder()"
@@ -334,12 +338,11 @@ def check_checkpoint_folder(
         identity = agree_on_identity(barrier, votes)
 
         def check() -> None:
-            check_kinds(model, None)
-            _check_folder(
-                _find_root(path),
-                frozenset({identity, *list_loaded(votes)}),
-                digest_layout(describe_layout(model, votes)),
-            )
+            contents = collect(model, votes, None, None, ownership, local)
+            identities = frozenset({identity, *list_loaded(votes)})
+            _check_folder(_find_root(path), identities, contents.layout_digest)
+            for name in contents.replicated if only_trained else contents.model:
+                check_tensor(name, contents.model[name])
 
         barrier.run(check)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from distlion.errors import CheckpointError
 from distlion.step.gradients import warn_user
+from distlion.step.param import is_wrapper, view_row
 
 # https://github.com/huggingface/safetensors#format
 _DTYPES = {
@@ -34,6 +35,8 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_RESERVED = "__metadata__"
+"""Name in a header that the format keeps for text."""
 _CHUNK_BYTES = 1 << 22
 _INSTALL = "pip install safetensors"
 _has_warned = False
@@ -95,7 +98,7 @@ def write_tensors(
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+    return view_row(tensor.detach().resolve_neg().contiguous(), torch.uint8).cpu().numpy()
 
 
 def refuse_disk(path: Path, error: OSError) -> CheckpointError:
@@ -123,13 +126,40 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     """Check that a tensor can be written.
 
     Raises:
-        CheckpointError: Its dtype or layout has no form in the file, or it has no values.
+        CheckpointError: Its dtype or layout has no form in the file, it has no values, or the file
+            keeps its name for something else.
     """
-    if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES or tensor.is_meta:
+    check_dense(name, tensor)
+    if is_wrapper(tensor):
         raise CheckpointError(
-            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}; a "
-            "checkpoint holds dense ones of floating-point numbers, signed integers, uint8 or bool"
+            f"{name} is a {type(tensor).__name__}, which wraps other tensors. Expected a plain "
+            "tensor. If it is not trained and equal on all workers, only_trained=True leaves it out"
         )
+    if tensor.dtype not in _DTYPES:
+        raise _refuse_tensor(name, tensor)
+    if name == _RESERVED:
+        raise CheckpointError(
+            f"a tensor is named {name!r}, which the safetensors format keeps for itself. Rename it"
+        )
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Check that a tensor has values, one beside the other, so that its bits can be read.
+
+    Raises:
+        CheckpointError: It has not.
+    """
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    if not is_dense or tensor.is_meta:
+        raise _refuse_tensor(name, tensor)
+
+
+def _refuse_tensor(name: str, tensor: Tensor) -> CheckpointError:
+    kind = "a nested tensor" if tensor.is_nested else "a tensor"
+    return CheckpointError(
+        f"{name} is {kind} of {tensor.dtype}, {tensor.layout}, on {tensor.device}; a "
+        "checkpoint holds dense ones of floating-point numbers, signed integers, uint8 or bool"
+    )
 
 
 def check_file(path: Path, record: FileRecord) -> None:

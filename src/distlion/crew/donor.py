@@ -26,6 +26,7 @@ from distlion.errors import DistlionError, InvalidArgumentError
 from distlion.failures import Status
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
+from distlion.step.param import view_row
 from distlion.step.stage import Stage
 from distlion.wire.background import run_in_background
 from distlion.wire.frame import Header
@@ -304,4 +305,4 @@ def _copy(param: Tensor, piece: Piece) -> Tensor:
     if param.is_cuda:
         torch.cuda.synchronize(param.device)
     flat = param.contiguous().view(-1)[piece.start : piece.stop]
-    return flat.to("cpu", copy=True).view(torch.uint8)
+    return view_row(flat.to("cpu", copy=True), torch.uint8)

@@ -17,6 +17,7 @@ from distlion.errors import CheckpointError, MissingDependencyError, Unsupported
 from distlion.local.local_steps import LocalSteps
 from distlion.optim.base import expect_all_saved
 from distlion.optim.distributed_lion import DistributedLion
+from distlion.step.param import list_plain, view_row
 
 
 def check_version(package: str, *, major: int, extra: str) -> None:
@@ -184,9 +185,10 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
     """Copy tensors from rank 0 to all ranks; every rank must call it with the same ones."""
     if not dist.is_initialized():
         return
-    for tensor in tensors:
+    for tensor in (plain for each in tensors for plain in list_plain(each)):
         if tensor.numel():
             # As bytes: Gloo and NCCL know fewer dtypes than torch.
-            values = tensor.contiguous().reshape(-1).view(torch.uint8)
+            values = view_row(tensor.contiguous(), torch.uint8)
             dist.broadcast(values, 0)
-            tensor.copy_(values.view(tensor.dtype).view(tensor.shape))
+            if values.data_ptr() != tensor.data_ptr():
+                tensor.copy_(values.view(tensor.dtype).view(tensor.shape))

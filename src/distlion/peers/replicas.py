@@ -22,7 +22,7 @@ from distlion.failures import name_ranks
 from distlion.kernels.dispatch import choose_kernels
 from distlion.peers.connections import Connections
 from distlion.peers.routing import Routing
-from distlion.step.param import VotingParam, list_plain, local_tensor
+from distlion.step.param import VotingParam, list_plain, local_tensor, view_row
 from distlion.step.ranks import Ranks
 from distlion.step.settings import Settings
 from distlion.wire.ask import ask, ask_texts, find_problem
@@ -207,7 +207,7 @@ def broadcast_tensor(
         is_ignored: True: take part, and leave the tensor as it is.
     """
     if row.numel():
-        for piece in torch.split(row.view(-1).view(torch.uint8), PIECE_BYTES):
+        for piece in torch.split(view_row(row, torch.uint8), PIECE_BYTES):
             into = torch.empty_like(piece) if is_ignored else piece
             link.broadcast(into, step=step, source=source).wait()
 
@@ -237,7 +237,7 @@ def fold_digests(digests: Tensor) -> Tensor:
 def _as_words(tensor: Tensor) -> Tensor:
     """View elements of more than 4 bytes, as in some frozen parameters, as 4-byte words."""
     own = tensor.detach().contiguous()
-    return own.view(-1).view(torch.int32) if own.element_size() > 4 else own
+    return view_row(own, torch.int32) if own.element_size() > 4 else own
 
 
 def digest_params(params: Sequence[VotingParam]) -> Tensor:

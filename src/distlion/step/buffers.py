@@ -22,7 +22,7 @@ from distlion.errors import (
 )
 from distlion.signals import deferred_signals
 from distlion.step.arguments import check_seconds
-from distlion.step.param import is_dtensor
+from distlion.step.param import is_dtensor, view_row
 from distlion.step.ranks import Ranks
 from distlion.wire.ask import ask_texts, find_difference
 from distlion.wire.gloo import Gloo
@@ -245,14 +245,14 @@ def _find_differing(link: Transport, buffers: Sequence[_Buffer]) -> list[_Buffer
 
 
 def _as_bytes(buffer: Tensor) -> Tensor:
-    return buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return view_row(buffer.detach().cpu().contiguous(), torch.uint8)
 
 
 def _equalize(link: Transport, buffers: Sequence[_Buffer]) -> list[Tensor]:
     """Return the common value of each buffer, in its dtype and in host memory."""
     equal: list[Tensor] = []
     for bucket in _pack(buffers):
-        raw = [own.tensor.reshape(-1).view(torch.uint8) for own in bucket]
+        raw = [_as_bytes(own.tensor) for own in bucket]
         sizes = [each.numel() for each in raw]
         everybody = link.empty(link.n_members, sum(sizes))
         if sum(sizes):

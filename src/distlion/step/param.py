@@ -180,6 +180,12 @@ def list_plain(tensor: Tensor) -> list[Tensor]:
     return [plain for name in wrapped for plain in list_plain(getattr(tensor, name))]
 
 
+def view_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """View a contiguous tensor as a row of another dtype."""
+    # torch calls one element contiguous whatever its stride is, and then refuses to view it.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(dtype)
+
+
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor: the local shard of a DTensor, else all of it."""
     if not is_dtensor(tensor):
