@@ -17,7 +17,7 @@ from distlion_lab.cli.quantity import read_rate
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.cli.training_run import Runs
 from distlion_lab.errors import NetlabError
-from distlion_lab.names import name_rule
+from distlion_lab.names import name_runs
 from distlion_lab.planning.quantity import format_rate, parse_rate
 from distlion_lab.report.race import (
     Lap,
@@ -122,7 +122,7 @@ def _compute_lap(rate: str, records: Sequence[Mapping[str, Any]]) -> Lap:
 def print_race(console: Console, records: Sequence[Record], laps: Sequence[Lap]) -> None:
     """Show the seconds to the loss that both runs reach, and who is first at the first rate."""
     contents = [record.to_json() for record in records]
-    rules = [name_rule(record.settings) for record in records]
+    rules = name_runs([record.settings for record in records])
     target = find_target(contents)
     arrivals = [
         [find_arrival(*each, target) for each in zip(contents, lap.seconds, strict=True)]
@@ -152,7 +152,7 @@ def print_samples(console: Console, records: Sequence[Record]) -> None:
     samples = [record.sample for record in records]
     if not samples[0]:
         return
-    names = [name_rule(record.settings) for record in records]
+    names = name_runs([record.settings for record in records])
     parts = [
         ("a line of the validation text", samples[0]["prompt"]),
         *((f"{name} continues", each["model"]) for name, each in zip(names, samples, strict=True)),
