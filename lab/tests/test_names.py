@@ -1,6 +1,6 @@
 import pytest
 
-from distlion_lab.names import suggest
+from distlion_lab.names import name_runs, suggest
 
 FEW = ("all-reduce", "all-gather", "auto")
 MANY = [f"rule-number-{number}" for number in range(20)]
@@ -26,3 +26,9 @@ def test_a_part_between_hyphens_is_what_was_meant() -> None:
     known = ("ternary", "majority-cautious-betas-90-95", "incautious", "cautions")
     said = suggest("cautious", known, all_in="x")
     assert said == "did you mean majority-cautious-betas-90-95? 'x' lists all"
+
+
+def test_runs_of_one_rule_are_told_apart_by_their_learning_rates() -> None:
+    runs = [{"rule": "majority", "lr": 1e-3}, {"rule": "majority", "lr": 3e-4}]
+    assert name_runs(runs) == ["majority, lr 0.001", "majority, lr 0.0003"]
+    assert name_runs([runs[0], {"rule": "ternary", "lr": 1e-3}]) == ["majority", "ternary"]

@@ -2,6 +2,7 @@ import pytest
 from matplotlib import image
 
 from distlion_lab.errors import DataError
+from distlion_netlab import DeviceWorkload, GptWorkload, VectorWorkload, sweep
 from distlion_netlab.sweep_figure import draw_sweep_figure
 from distlion_netlab.sweep_table import tabulate_sweep
 
@@ -45,6 +46,16 @@ def record():
 def test_figure_is_a_png_with_something_drawn(record, tmp_path):
     draw_sweep_figure(record, tmp_path / "sweep.png")
     assert image.imread(tmp_path / "sweep.png").std() > 0
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [GptWorkload(), DeviceWorkload(layers=1, width=8, step_s=0.1), VectorWorkload(64)],
+)
+def test_figure_of_every_workload_that_a_sweep_has(workload, record, tmp_path):
+    record["settings"]["workload"] = sweep._describe(workload)
+    draw_sweep_figure(record, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").exists()
 
 
 def test_figure_may_show_some_of_the_methods(record, tmp_path):

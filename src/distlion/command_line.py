@@ -21,6 +21,8 @@ MISUSED = 2
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
+_MOST_DIGITS = 18
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports misuse in one line, and takes no abbreviated options."""
@@ -37,6 +39,8 @@ def read_whole(text: str) -> int:
     """Return a whole number of ASCII digits; ``int`` alone would read ``1_0`` as 10."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    if len(text) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"a number has {_MOST_DIGITS} digits at most")
     return int(text)
 
 

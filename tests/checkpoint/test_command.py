@@ -98,6 +98,15 @@ def test_folder_that_is_not_there_is_said_not_to_exist(command, name, tmp_path, 
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])
+def test_folder_that_cannot_be_looked_up_is_one_line_with_the_reason(command, tmp_path, invoke):
+    # The system refuses so long a name, as it does a folder that may not be entered.
+    result = invoke(command, tmp_path / ("n" * 300))
+    (line,) = result.stderr.splitlines()
+    assert result.exit_code == 1
+    assert line.endswith("cannot be read: File name too long")
+
+
+@pytest.mark.parametrize("command", ["verify", "show"])
 def test_folder_without_checkpoints_is_one_line_with_status_1(tmp_path, command, invoke):
     result = invoke(command, tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 # A longer list is searched, not read.
@@ -43,3 +43,11 @@ def name_rule(settings: dict[str, Any]) -> str:
         return rule
     late = f", taken {settings['delay']} later" if settings.get("delay") else ""
     return f"{rule} every {every} steps{late}"
+
+
+def name_runs(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Name runs side by side by their rules; runs of one rule by unlike learning rates, too."""
+    names = [name_rule(each) for each in settings]
+    if len(set(names)) == len(names) or len({each["lr"] for each in settings}) == 1:
+        return names
+    return [f"{name}, lr {each['lr']:g}" for name, each in zip(names, settings, strict=True)]

@@ -167,6 +167,24 @@ def test_advice_is_also_written_as_the_call_that_follows_it():
     assert "nodes=" not in list_calls(plan(gpus_per_node="1").stdout)[0]
 
 
+def test_the_call_has_the_momenta_and_the_matrices_of_the_forecast():
+    shown = plan(momentum_sync_every="50", momentum_sync_bits="16", orthogonalized_width="64")
+    (line,) = list_calls(shown.stdout)
+    names = {"distlion": distlion, "torch": torch, "adamw_lr": 4e-3, "adamw_weight_decay": 0.1}
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(3)))
+    optimizer = eval(line, names | {"model": model})
+    assert any(group["orthogonalize"] for group in optimizer.param_groups)
+    assert "momentum_sync=distlion.MomentumSync(every=50, dtype=torch.bfloat16)" in line
+
+
+@pytest.mark.parametrize("option", [{"link": "1e-320kbit"}, {"price_per_gb": "1e300"}])
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_plan_without_finite_numbers_is_refused(option, as_json):
+    result = plan(*as_json, **option)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "whose results are finite" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["MajorityVote()", "FullPrecision(dtype=torch.bfloat16)"])
 def test_every_rule_is_written_as_it_is_called(name):
     scenario = Scenario(

@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from distlion.errors import InvalidArgumentError
 from distlion_lab.cli import app
 from distlion_lab.cli import race as race_module
-from distlion_lab.cli.race import print_race, print_samples, run_race
+from distlion_lab.cli.race import print_race, print_samples, read_race, run_race
 from distlion_lab.cli.training_run import Runs
 from distlion_lab.errors import NetlabError
 from distlion_lab.report.race import Lap
@@ -55,7 +56,7 @@ class FakeRuns(Runs):
 
     def train(self, settings, run_dir, checkpoints):
         assert self.enter == "enter"
-        assert settings.steps == race_module.TIMED_STEPS
+        run_dir.mkdir(parents=True)  # each run has a folder of its own
         step_s = {"100mbit": 2.0, "1gbit": 1.0}[run_dir.parent.name]
         return make_record(losses={"seconds": [step_s * step for step in range(settings.steps)]})
 
@@ -74,9 +75,12 @@ def test_steps_are_timed_over_each_link(monkeypatch, tmp_path):
     ]
 
 
-def test_without_emulated_links_seconds_are_computed_and_the_reason_is_said(monkeypatch, tmp_path):
+@pytest.mark.parametrize("error", [NetlabError, InvalidArgumentError])
+def test_without_emulated_links_seconds_are_computed_and_the_reason_is_said(
+    monkeypatch, tmp_path, error
+):
     def refuse(n_hosts, rate):
-        raise NetlabError("it needs root rights")
+        raise error("it needs root rights")
 
     monkeypatch.setattr(race_module, "open_network", refuse)
     messages = Console(record=True, quiet=False, width=200)
@@ -87,6 +91,31 @@ def test_without_emulated_links_seconds_are_computed_and_the_reason_is_said(monk
     assert laps[0].how.startswith("computed")
     # 0.1 MB a step are 0.8 s at 1 Mbit/s.
     assert laps[0].seconds[0] == pytest.approx([0.0, 9.0 + 8.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_steps"), [({"every": 8}, 32), ({"momentum_sync_every": 20}, 40), ({}, 25)]
+)
+def test_whole_periods_are_timed_where_steps_send_unlike(monkeypatch, tmp_path, changes, n_steps):
+    network = contextlib.nullcontext(FakeNetwork([]))
+    monkeypatch.setattr(race_module, "open_network", lambda n_hosts, rate: network)
+    rule = "scaled" if "every" in changes else "majority"
+    settings = [TrainSettings.with_defaults(rule=rule, **changes), SETTINGS[1]]
+    records = [VOTES.to_json(), BASELINE.to_json()]
+    (lap,) = run_race(["1gbit"], FakeRuns(Console(quiet=True)), settings, records, tmp_path)
+    assert lap.how == f"{n_steps} steps measured"
+
+
+def test_one_rule_races_with_itself(monkeypatch, tmp_path):
+    network = contextlib.nullcontext(FakeNetwork([]))
+    monkeypatch.setattr(race_module, "open_network", lambda n_hosts, rate: network)
+    records = [VOTES.to_json(), BASELINE.to_json()]
+    runs = FakeRuns(Console(quiet=True))
+    assert len(run_race(["1gbit"], runs, SETTINGS[:1] * 2, records, tmp_path)) == 1
+
+
+def test_a_rate_given_twice_is_one_link():
+    assert read_race({"race": "1gbit, 1000mbit,5mbit", "beside": "lion"}) == ["1gbit", "5mbit"]
 
 
 def test_no_race_needs_no_network(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from distlion.errors import ProcessGroupError
 from distlion.wire import LinkModel
+from distlion_lab.planning import checkup
 from distlion_lab.planning.bench import KernelRates
 from distlion_lab.planning.checkup import Checkup, examine, find_faults, report_worker
 from distlion_lab.planning.link_probe import LinkProbe
@@ -148,3 +149,19 @@ def test_what_tcp_does_after_a_pause_is_read():
 def test_examination_without_process_group_is_an_error():
     with pytest.raises(ProcessGroupError, match="init_process_group"):
         examine(print)
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("max 100000\n", 8), ("150000 100000\n", 2), ("10000 100000\n", 1), ("1600000 100000", 8)],
+)
+def test_cores_are_those_that_the_control_group_allows(limit, cores, monkeypatch, tmp_path):
+    monkeypatch.setattr(checkup.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(checkup, "_CPU_LIMIT", tmp_path / "cpu.max")
+    assert checkup.count_cores() == 8
+    (tmp_path / "cpu.max").write_text(limit)
+    assert checkup.count_cores() == cores
+
+
+def test_a_host_of_a_name_that_no_service_takes_is_not_a_loopback():
+    assert not checkup._resolves_to_loopback("n" * 64)

@@ -1,9 +1,12 @@
 """Seconds to a loss: measured, extrapolated from a short run, and computed from bytes."""
 
+import itertools
+
 import pytest
 
 from distlion_lab.report.race import (
     compute_seconds,
+    count_timed_steps,
     extrapolate_seconds,
     find_arrival,
     find_target,
@@ -32,6 +35,19 @@ def test_the_median_step_after_the_first_ones_is_multiplied():
     ends = [9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 14.5, 15.0, 15.5, 99.0]
     short = {"losses": {"seconds": ends}}
     assert extrapolate_seconds(RECORD, short) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("period", [1, 4, 8, 32, 100])
+def test_a_step_that_sends_more_than_the_others_counts_with_its_share(period):
+    n_steps = count_timed_steps(period)
+    assert n_steps % period == 0
+    took = [1.0 if step % period else 1.0 + period for step in range(1, n_steps + 1)]
+    short = {"losses": {"seconds": list(itertools.accumulate(took))}}
+    assert extrapolate_seconds(RECORD, short, period=period) == pytest.approx([0.0, 4.0, 8.0])
+
+
+def test_steps_that_all_send_alike_are_timed_25_times():
+    assert count_timed_steps(1) == 25
 
 
 def test_the_target_is_what_all_reach():

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from distlion.errors import InvalidArgumentError
+from distlion_lab.training.checkpoints import has_checkpoint
 from distlion_lab.training.record import claim_run_dir, describe_versions, write_record
 from run_records import make_record
 
@@ -46,10 +47,13 @@ def test_run_folder_with_a_record_is_refused(tmp_path):
         claim_run_dir(tmp_path)
 
 
-def test_run_folder_that_cannot_be_made_is_refused(tmp_path):
+# A name that the system refuses to look up stands for a folder that may not be entered.
+@pytest.mark.parametrize("name", ["file/run", "n" * 300])
+def test_run_folder_that_cannot_be_made_is_refused(name, tmp_path):
     (tmp_path / "file").write_text("")
+    assert not has_checkpoint(tmp_path / name)
     with pytest.raises(InvalidArgumentError, match="cannot be made"):
-        claim_run_dir(tmp_path / "file" / "run")
+        claim_run_dir(tmp_path / name)
 
 
 def test_versions_name_what_losses_depend_on():

@@ -5,6 +5,7 @@ import pytest
 
 import matrix
 from distlion.errors import InvalidArgumentError
+from distlion_lab.cli.failure import is_first_rank
 from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.methods import BASELINE_NAMES
 from distlion_lab.training.train_settings import (
@@ -13,6 +14,8 @@ from distlion_lab.training.train_settings import (
     PartitionName,
     TaskName,
     TrainSettings,
+    check_meeting_place,
+    torchrun_world_size,
 )
 
 
@@ -120,6 +123,39 @@ def test_workers_default_to_the_world_of_torchrun(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "6")
     assert TrainSettings.with_defaults().workers == 6
+
+
+def set_world(monkeypatch, **variables):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"RANK": "1"}, {"WORLD_SIZE": "6"}, {"RANK": "", "WORLD_SIZE": ""}],
+)
+def test_half_of_a_world_is_none(variables, monkeypatch):
+    set_world(monkeypatch, **variables)
+    assert torchrun_world_size() is None
+    assert is_first_rank()
+
+
+@pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("0", "two"), ("2", "2"), ("0", "0")])
+def test_a_world_that_cannot_be_is_refused_by_the_names_of_its_variables(rank, size, monkeypatch):
+    set_world(monkeypatch, RANK=rank, WORLD_SIZE=size)
+    with pytest.raises(InvalidArgumentError, match=f"RANK is '{rank}' and WORLD_SIZE '{size}'"):
+        torchrun_world_size()
+
+
+@pytest.mark.parametrize(("host", "port"), [("", "29500"), ("a", ""), ("a", "x"), ("a", "65536")])
+def test_a_world_without_a_meeting_place_is_refused(host, port, monkeypatch):
+    set_world(monkeypatch, MASTER_ADDR=host, MASTER_PORT=port)
+    with pytest.raises(InvalidArgumentError, match=f"MASTER_ADDR is '{host}' and MASTER_PORT"):
+        check_meeting_place()
+    set_world(monkeypatch, MASTER_ADDR="::1", MASTER_PORT="29500")
+    check_meeting_place()
 
 
 def test_settings_fit_into_json():

@@ -168,8 +168,14 @@ def run_command(
         latency_s = read_seconds("--latency", latency)
         if name is not None and latency_s:
             raise typer.BadParameter("--latency is for a new lab; the lab of --name has its own")
+        if not 1 <= master_port < 1 << 16:
+            raise InvalidArgumentError(f"master_port is {master_port}; expected 1 to 65535")
         with netlab.temporary_or_named(
-            name, hosts or 4, rate, latency_s=latency_s, congestion_control=congestion_control
+            name,
+            4 if hosts is None else hosts,
+            rate,
+            latency_s=latency_s,
+            congestion_control=congestion_control,
         ) as lab:
             status = netlab.run_command(
                 lab,
@@ -253,6 +259,8 @@ def sweep_command(
             latency_s=read_seconds("--latency", latency),
             congestion_control=congestion_control,
         )
+        if results is not None:
+            _make_folder(results)
         with _SweepDisplay(messages) as display:
             record = run_sweep(settings, display)
         _show_sweep(record, results, messages, as_json=as_json)
@@ -290,16 +298,8 @@ class _SweepDisplay(LiveDisplay):
 def _show_sweep(
     record: dict[str, Any], folder: Path | None, messages: Console, *, as_json: bool
 ) -> None:
-    from distlion_netlab.sweep_figure import draw_sweep_figure
     from distlion_netlab.sweep_table import tabulate_sweep
 
-    if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "sweep.json").write_text(json.dumps(record, indent=1) + "\n")
-        except OSError as error:
-            raise DataError(f"{folder} cannot be written: {error.strerror}") from error
-        draw_sweep_figure(record, folder / "sweep.png")
     if as_json:
         typer.echo(json.dumps(record, indent=1))
     else:
@@ -309,9 +309,30 @@ def _show_sweep(
         print_table(Console(), build_table(head, rows, left=("method",), title=title))
     for name, reason in record["missing"].items():
         messages.print(Text(f"{name} was left out: {reason}"), soft_wrap=True)
+    if folder is not None:  # after all is shown: it may have taken hours
+        _write_sweep(record, folder)
     unequal = [name for name, equal in record["replicas_equal"].items() if not equal]
     if unequal:
         raise ReplicaMismatchError(f"workers ended with different parameters: {', '.join(unequal)}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--results {folder} cannot be made: {error.strerror}"
+        ) from error
+
+
+def _write_sweep(record: dict[str, Any], folder: Path) -> None:
+    from distlion_netlab.sweep_figure import draw_sweep_figure
+
+    try:
+        (folder / "sweep.json").write_text(json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written: {error.strerror}") from error
+    draw_sweep_figure(record, folder / "sweep.png")
 
 
 def _describe(lab: Lab, rates: list[str], latency_s: float) -> dict[str, Any]:

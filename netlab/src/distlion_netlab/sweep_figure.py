@@ -56,9 +56,16 @@ def draw_sweep_figure(
         raise DataError(f"figure {str(figure_path)!r} cannot be written: {error}") from error
 
 
+_KINDS = {
+    "gpt": "training a GPT",
+    "device": "an emulated training",
+    "vector": "exchanging a vector",
+}
+
+
 def _describe(record: dict[str, Any]) -> str:
     settings = record["settings"]
-    kind = {"gpt": "training a GPT", "vector": "exchanging a vector"}[settings["workload"]["kind"]]
+    kind = _KINDS[settings["workload"]["kind"]]
     size = record["n_parameters"] / 1e6
     return f"{kind} of {size:.3g} million parameters, {settings['hosts']} hosts"
 

@@ -172,6 +172,12 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
 
 
 def _describe_absence(path: Path) -> str:
+    try:
+        os.lstat(path / LATEST)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # such as a folder that may not be entered
+        return f"{path} cannot be read: {error.strerror}"
     if not path.exists():
         return (
             f"the folder {path} does not exist; expected the folder of a run's checkpoints or of "

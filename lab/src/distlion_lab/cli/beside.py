@@ -17,7 +17,7 @@ from distlion.errors import InvalidArgumentError
 from distlion_lab.cli.race import print_race, print_samples, run_race
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.cli.training_run import Runs
-from distlion_lab.names import name_rule
+from distlion_lab.names import name_runs
 from distlion_lab.report.loss_figure import draw_beside_figure
 from distlion_lab.training.checkpoints import CheckpointSettings
 from distlion_lab.training.delta_worker import find_delta_rule
@@ -131,7 +131,7 @@ def print_beside(console: Console, first: Record, second: Record, *, is_timed: b
         is_timed: False to leave out what concerns time, which a race shows.
     """
     runs, within_s = (first, second), min(_last(run, "seconds") for run in (first, second))
-    rules = [name_rule(run.settings) for run in runs]
+    rules = name_runs([run.settings for run in runs])
     ahead = second.final_validation_loss - first.final_validation_loss
     rows = {
         "learning rate": [f"{run.settings['lr']:g}" for run in runs],
@@ -166,7 +166,7 @@ def print_beside(console: Console, first: Record, second: Record, *, is_timed: b
 
 def print_next(console: Console, first: Record, second: Record) -> None:
     """Show two commands to run after these runs, as this shell finds them."""
-    methods = ",".join(_name_method(run) for run in (first, second))
+    methods = ",".join(dict.fromkeys(_name_method(run) for run in (first, second)))
     program = "distlion" if shutil.which("distlion") else sys.argv[0]
     console.print("Next:")
     for what, command in _NEXT:

@@ -29,7 +29,7 @@ from distlion_lab.planning.planner import compare_methods
 from distlion_lab.planning.quantity import format_rate
 from distlion_lab.planning.scenario import Scenario
 from distlion_lab.training.local_workers import run_workers
-from distlion_lab.training.train_settings import torchrun_world_size
+from distlion_lab.training.train_settings import check_meeting_place, torchrun_world_size
 
 EXAMPLE = "Example: distlion doctor --workers 2 --params 1e8 --compute-s 0.5"
 _GIGA = 1e9
@@ -98,6 +98,7 @@ def _examine_all(workers: int | None, threads: int, messages: Console) -> Checku
         raise InvalidArgumentError(
             f"--workers {workers}, but torchrun started {joined}; omit --workers"
         )
+    check_meeting_place()
     shows = int(os.environ["RANK"]) == 0
     dist.init_process_group("gloo")
     found = _work(lambda text: messages.print(Text(text)) if shows else None, threads)

@@ -88,7 +88,8 @@ def shown_failures(console: Console) -> Iterator[None]:
 
 def is_first_rank() -> bool:
     """Return True for torchrun's first worker, and for a process that is none of them."""
-    return torchrun_world_size() is None or os.environ["RANK"] == "0"
+    rank, world_size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return not (rank.isdecimal() and world_size) or int(rank) == 0
 
 
 def show_message(console: Console, message: str) -> None:

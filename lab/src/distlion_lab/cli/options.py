@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -106,4 +107,4 @@ def name_new_folder(parent: Path, name: str) -> Path:
     """Name a folder that does not exist yet, after the time and what it is for."""
     dated = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     names = (dated if each == 1 else f"{dated}-{each}" for each in itertools.count(1))
-    return next(parent / each for each in names if not (parent / each).exists())
+    return next(parent / each for each in names if not os.path.exists(parent / each))

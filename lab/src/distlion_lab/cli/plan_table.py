@@ -72,21 +72,23 @@ def describe_setting(scenario: Scenario) -> str:
     )
 
 
-_RECIPE = (
-    "model.named_parameters()",
-    "lr=adamw_lr / 2",
-    "weight_decay=2 * adamw_weight_decay",
-    "cautious=True",
-)
-"""The page "The recipe" has the reasons."""
+_DECAY = "weight_decay=2 * adamw_weight_decay"
+_RECIPE = ("model.named_parameters()", "lr=adamw_lr / 2", _DECAY, "cautious=True")
+_ORTHOGONALIZED = (f"distlion.group_params(model, {_DECAY})", "lr=adamw_lr / 2")
+"""The pages "The recipe" and "Orthogonalize hidden matrices" have the reasons."""
 
 
 def write_call(scenario: Scenario, forecast: Forecast) -> str:
     """Format the call that makes the optimizer of a forecast, with the recipe's settings."""
-    arguments = [*_RECIPE, f"aggregation=distlion.{forecast.method}"]
+    recipe = _ORTHOGONALIZED if scenario.orthogonalized_width else _RECIPE
+    arguments = [*recipe, f"aggregation=distlion.{forecast.method}"]
     arguments.append(f"exchange=distlion.{forecast.pattern}")
     if scenario.gpus_per_node > 1:
         arguments.append(f"nodes=distlion.Nodes(ranks_per_node={scenario.gpus_per_node})")
+    if scenario.momentum_sync_every is not None:
+        dtype = ", dtype=torch.bfloat16" if scenario.momentum_sync_bits == 16 else ""
+        sync = f"distlion.MomentumSync(every={scenario.momentum_sync_every}{dtype})"
+        arguments.append(f"momentum_sync={sync}")
     if forecast.overlap:
         # The first steps then find out if overlap pays on these machines.
         arguments.append('overlap="auto"')

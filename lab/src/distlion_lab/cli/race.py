@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from distlion_lab.cli.quantity import read_rate
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.cli.training_run import Runs
 from distlion_lab.errors import NetlabError
-from distlion_lab.names import name_rule
+from distlion_lab.names import name_runs
 from distlion_lab.planning.quantity import format_rate, parse_rate
 from distlion_lab.report.race import (
     Lap,
     compute_seconds,
+    count_timed_steps,
     extrapolate_seconds,
     find_arrival,
     find_target,
@@ -31,7 +33,6 @@ from distlion_lab.training.record import Record
 from distlion_lab.training.train_settings import TrainSettings
 
 RACE_NAME = "race"
-TIMED_STEPS = 25
 
 
 def read_race(options: Mapping[str, Any]) -> list[str]:
@@ -47,7 +48,8 @@ def read_race(options: Mapping[str, Any]) -> list[str]:
         return []
     if options["beside"] is None:
         raise InvalidArgumentError("--race is given without --beside, the rule to race with")
-    return [format_rate(read_rate("--race", rate)) for rate in options["race"].split(",")]
+    rates = [format_rate(read_rate("--race", rate)) for rate in options["race"].split(",")]
+    return list(dict.fromkeys(rates))
 
 
 def run_race(
@@ -59,8 +61,9 @@ def run_race(
 ) -> list[Lap]:
     """Find the seconds of two runs over links of each rate.
 
-    Where this machine emulates links, 25 steps of each run are timed over them; their records go
-    to ``race`` in the run folder.
+    Where this machine emulates links, 25 steps of each run are timed over them, or whole periods
+    of a run that does not send the same in every step. Their records go to ``race`` in the run
+    folder.
 
     Args:
         rates: Rates of the links, from ``read_race``.
@@ -69,7 +72,8 @@ def run_race(
         records: Content of their records.
         run_dir: Folder of the first run.
     """
-    laps = []
+    laps, period = [], math.lcm(*map(_find_period, settings))
+    n_steps = count_timed_steps(period)
     try:
         with contextlib.ExitStack() as stack:
             network = None
@@ -80,20 +84,32 @@ def run_race(
                 network.set_rates(rate)
                 over = dataclasses.replace(runs, enter=network.enter)
                 folder = run_dir / RACE_NAME / rate
-                runs.messages.print(f"{TIMED_STEPS} steps of each over links of {rate}")
-                short = [_time_steps(over, each, folder) for each in settings]
-                seconds = map(extrapolate_seconds, records, short)
-                laps.append(Lap(rate, f"{TIMED_STEPS} steps measured", tuple(seconds)))
-    except NetlabError as error:
+                runs.messages.print(f"{n_steps} steps of each over links of {rate}")
+                seconds = []
+                for number, (each, record) in enumerate(zip(settings, records, strict=True), 1):
+                    # Both may have the same rule, with other learning rates.
+                    short = _time_steps(over, each, n_steps, folder / f"{number}-{each.rule}")
+                    seconds.append(extrapolate_seconds(record, short, period=period))
+                laps.append(Lap(rate, f"{n_steps} steps measured", tuple(seconds)))
+    # Both runs have ended: a rate or a number of hosts that cannot be emulated refuses nothing.
+    except (NetlabError, InvalidArgumentError) as error:
         words = f"no emulated links: {error}. Seconds of the race are computed"
         runs.messages.print(Text(words), soft_wrap=True)
         return [_compute_lap(rate, records) for rate in rates]
     return laps
 
 
-def _time_steps(runs: Runs, settings: TrainSettings, folder: Path) -> Mapping[str, Any]:
-    steps = dataclasses.replace(settings, steps=TIMED_STEPS, eval_every=TIMED_STEPS)
-    record = runs.train(steps, folder / settings.rule, CheckpointSettings())
+def _find_period(settings: TrainSettings) -> int:
+    """Return the steps from one that sends more than others do to the next; 1 if all send alike."""
+    period = settings.every or settings.momentum_sync_every or 1
+    return period if period <= settings.steps else 1
+
+
+def _time_steps(
+    runs: Runs, settings: TrainSettings, n_steps: int, folder: Path
+) -> Mapping[str, Any]:
+    steps = dataclasses.replace(settings, steps=n_steps, eval_every=n_steps)
+    record = runs.train(steps, folder, CheckpointSettings())
     assert record is not None  # not under torchrun
     return record.to_json()
 
@@ -106,7 +122,7 @@ def _compute_lap(rate: str, records: Sequence[Mapping[str, Any]]) -> Lap:
 def print_race(console: Console, records: Sequence[Record], laps: Sequence[Lap]) -> None:
     """Show the seconds to the loss that both runs reach, and who is first at the first rate."""
     contents = [record.to_json() for record in records]
-    rules = [name_rule(record.settings) for record in records]
+    rules = name_runs([record.settings for record in records])
     target = find_target(contents)
     arrivals = [
         [find_arrival(*each, target) for each in zip(contents, lap.seconds, strict=True)]
@@ -136,7 +152,7 @@ def print_samples(console: Console, records: Sequence[Record]) -> None:
     samples = [record.sample for record in records]
     if not samples[0]:
         return
-    names = [name_rule(record.settings) for record in records]
+    names = name_runs([record.settings for record in records])
     parts = [
         ("a line of the validation text", samples[0]["prompt"]),
         *((f"{name} continues", each["model"]) for name, each in zip(names, samples, strict=True)),

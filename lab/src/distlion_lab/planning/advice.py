@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from distlion.errors import InvalidArgumentError
@@ -144,10 +145,12 @@ def _refuse(forecasts: Forecasts, threshold: float) -> str:
     if forecasts.scenario.nodes == 1:
         return f"{DO_NOT_COMPRESS}: with a single node there is no network between nodes."
     best, baseline = forecasts.best_vote, forecasts.best_baseline
+    # Down, so that what is below a threshold also looks so.
+    gain = math.floor(1000 * forecasts.gain) / 1000
     return (
         f"{DO_NOT_COMPRESS}: {best.method} by {best.pattern} would take {best.step_s:.3g} s a "
         f"step, {baseline.method} ({baseline.pattern}) takes {baseline.step_s:.3g} s. The gain of "
-        f"{forecasts.gain:+.1%} is below {threshold:.0%}. "
+        f"{gain:+.1%} is below {100 * threshold:g}%. "
         f"{_find_reason(forecasts, best, baseline)}{_name_host(best)}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import socket
@@ -27,6 +28,7 @@ from distlion_lab.planning.worker_report import WorkerReport, decode_report, enc
 _TIMEOUT_S = 60.0
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _SLOW_AFTER_PAUSE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _KEEPS_ITS_RATE = ("bbr", "bbr2", "bbr3")
 """Congestion controls that keep their rate over a pause."""
 _LONG_S = 5e-3
@@ -232,16 +234,22 @@ def _name_cpu() -> str:
 
 
 def count_cores() -> int:
-    """Count the cores that this process may use."""
+    """Count the cores that this process may use, within the limit of its control group."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    try:
+        quota, period = map(int, _CPU_LIMIT.read_text().split())
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return cores
+    return max(1, min(cores, math.ceil(quota / period)))
 
 
 def _resolves_to_loopback(host: str) -> bool:
     try:
         return socket.gethostbyname(host).startswith("127.")
-    except OSError:
+    except (OSError, UnicodeError):  # a name of 64 characters is none of the name service
         return False
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
+from distlion.errors import InvalidArgumentError
 from distlion_lab.planning.scenario import Scenario
 
 _COSTED_STEPS = 1000
@@ -83,6 +85,9 @@ def make_forecast(
 ) -> Forecast:
     """Forecast a step from a load.
 
+    Raises:
+        InvalidArgumentError: A result is not finite.
+
     Equation:
         exposed = max(T - hideable, T_B, P) + late with overlap, max(T, P) + late without
         step    = compute + arithmetic + exposed
@@ -98,6 +103,12 @@ def make_forecast(
     workers = scenario.nodes * scenario.gpus_per_node
     money = scenario.price_per_gpu_hour * workers * step_s / 3600
     money += scenario.price_per_gb * load.total_sent_bytes / 1e9
+    cost = _COSTED_STEPS * money
+    if not (math.isfinite(step_s) and math.isfinite(cost)):
+        raise InvalidArgumentError(
+            f"by {method} a step takes {step_s:g} s, and {_COSTED_STEPS} of them cost {cost:g}; "
+            "expected rates, times and prices whose results are finite"
+        )
     return Forecast(
         method=method,
         pattern=pattern,
@@ -113,5 +124,5 @@ def make_forecast(
         exposed_s=exposed_s,
         step_s=step_s,
         efficiency=scenario.compute_s / step_s,
-        cost_per_1000_steps=_COSTED_STEPS * money,
+        cost_per_1000_steps=cost,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from distlion_lab.names import name_rule
+from distlion_lab.names import name_rule, name_runs
 from distlion_lab.report.race import Lap, find_target
 
 # Weight of the past in the smoothed training loss: about 10 steps.
@@ -106,10 +106,11 @@ def draw_beside_figure(
 def _draw_panel(
     axes: Axes, records: Sequence[Mapping[str, Any]], places: Sequence[Sequence[float]]
 ) -> None:
-    for record, at, (color, line, marker) in zip(records, places, _STYLES, strict=True):
+    labels = name_runs([record["settings"] for record in records])
+    for record, at, label, style in zip(records, places, labels, _STYLES, strict=True):
+        color, line, marker = style
         # A logarithmic axis has no 0: bytes begin after the first steps.
         losses = record["evaluations"]["loss"][-len(at) :] if at else []
-        label = name_rule(record["settings"])
         axes.plot(at, losses, label=label, color=color, linestyle=line, marker=marker)
 
 

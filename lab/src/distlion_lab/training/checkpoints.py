@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class CheckpointSettings:
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Return True if a run's folder names a latest checkpoint, complete or not."""
-    return (run_dir / CHECKPOINTS_NAME / _LATEST).exists()
+    return os.path.exists(run_dir / CHECKPOINTS_NAME / _LATEST)
 
 
 class RunCheckpoints:

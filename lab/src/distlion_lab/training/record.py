@@ -98,7 +98,8 @@ def claim_run_dir(run_dir: Path) -> None:
     Raises:
         InvalidArgumentError: It holds a record already, or cannot be made.
     """
-    if (run_dir / RECORD_NAME).exists():
+    # Unlike Path.exists, it raises for no name and no folder that may not be entered.
+    if os.path.exists(run_dir / RECORD_NAME):
         raise InvalidArgumentError(
             f"run folder {str(run_dir)!r} holds a {RECORD_NAME} already; choose another "
             f"--run-dir or remove that record"

@@ -39,6 +39,7 @@ from distlion_lab.training.train_settings import (
     PartitionName,
     TaskName,
     TrainSettings,
+    check_meeting_place,
     torchrun_world_size,
 )
 
@@ -98,6 +99,8 @@ def train(
         raise InvalidArgumentError(
             f"workers is {settings.workers}, but torchrun started {joined}; omit --workers"
         )
+    if joined is not None:
+        check_meeting_place()
     checkpoints = checkpoints or CheckpointSettings()
     if crew:
         _check_crew(settings, checkpoints)

@@ -29,6 +29,7 @@ DEFAULT_RULE = RECIPE
 DEFAULT_WORKERS = 4
 DEFAULT_ALPHA = 0.1
 DEFAULT_STEP_TIMEOUT_S = 60.0
+_ALONE = "For local workers, unset RANK and WORLD_SIZE"
 
 
 class TaskName(str, Enum):
@@ -91,10 +92,34 @@ _PARTITIONS: Mapping[TaskName, tuple[PartitionName, ...]] = {
 
 
 def torchrun_world_size() -> int | None:
-    """Return the number of workers if torchrun or its like started this process, else None."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    return None
+    """Return the number of workers if torchrun or its like started this process, else None.
+
+    Raises:
+        InvalidArgumentError: RANK and WORLD_SIZE are set, but not to a rank and a number of ranks.
+    """
+    rank, world_size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if not (rank and world_size):
+        return None
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise InvalidArgumentError(
+            f"RANK is {rank!r} and WORLD_SIZE {world_size!r} in the environment; expected a rank "
+            f"and a number of ranks above it, as torchrun sets them. {_ALONE}"
+        )
+    return int(world_size)
+
+
+def check_meeting_place() -> None:
+    """Check that the environment says where the workers of torchrun meet.
+
+    Raises:
+        InvalidArgumentError: It does not; torch would not name what else is set.
+    """
+    host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if not (host and port.isdecimal() and int(port) < 1 << 16):
+        raise InvalidArgumentError(
+            f"RANK and WORLD_SIZE are in the environment, as torchrun sets them, but MASTER_ADDR "
+            f"is {host!r} and MASTER_PORT {port!r}; expected a host and a port. {_ALONE}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
