@@ -15,6 +15,16 @@ NEWCOMER = (
         ("simulation/test_found_in_crews.py::test_no_second_run_begins_beside_the_first",),
     ),
     Mutation(
+        "crew: who could not begin a run with others waits for a donor",
+        "crew/membership.py",
+        "not (self.has_epoch or begins)",
+        "not self.has_epoch",
+        (
+            "simulation/test_found_in_crews.py"
+            "::test_those_who_could_not_begin_a_run_try_again_with_all_who_did",
+        ),
+    ),
+    Mutation(
         "newcomer: the mean of buffers is every worker's own",
         "step/buffers.py",
         "    for row in rows:\n",

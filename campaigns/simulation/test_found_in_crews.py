@@ -289,6 +289,13 @@ def test_no_second_run_begins_beside_the_first(seed: int) -> None:
     assert find_crew_violations(play_crew(draw_crew_plan(seed))) == []
 
 
+def test_those_who_could_not_begin_a_run_try_again_with_all_who_did() -> None:
+    outcome = play_crew(draw_crew_plan(1290))
+    assert find_crew_violations(outcome) == []
+    (second,) = (entry for entry in outcome.diaries[1].entries if entry.number == 2)
+    assert len(second.members) == 3
+
+
 def test_a_crew_measures_its_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 

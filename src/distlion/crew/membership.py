@@ -219,8 +219,13 @@ class Membership:
 
     @property
     def has_to_catch_up(self) -> bool:
-        """True if the members' parameters are not this worker's: it is new, or was left behind."""
-        return self._has_fallen_behind or not self.has_epoch
+        """True if the members' parameters are not this worker's: it is new, or was left behind.
+
+        Workers that are all new and tried to begin a run together have nobody to catch up with.
+        """
+        before = self._previous
+        begins = before is not None and not any(member.epoch for member in before.members)
+        return self._has_fallen_behind or not (self.has_epoch or begins)
 
     def find_next(
         self,
