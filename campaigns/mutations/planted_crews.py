@@ -136,8 +136,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who has woken up copies while the others wait",
         "crew/membership.py",
-        "return self._has_fallen_behind or not self.has_epoch",
-        "return not self.has_epoch",
+        "return self._has_fallen_behind or not (self.has_epoch or begins)",
+        "return not (self.has_epoch or begins)",
         ("crew/test_silent.py",),
     ),
     Mutation(

@@ -21,7 +21,7 @@ PARAMETERS_BYTES = 4 * N_ELEMENTS
 REPLAY_STEPS, FILLED = 8, 6
 REPLY_BYTES = N_ELEMENTS / 8
 SLACK_BYTES = 200e6
-"""For pieces, frames, threads and the buffers of another epoch: less than half of all parameters."""
+"""For pieces, frames, threads and the buffers of another epoch: under half of all parameters."""
 BEGUN, MEMBERS = 3, 2
 
 
