@@ -141,7 +141,7 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
 def plan_of(part: str, size: Size) -> list[PlannedEvent]:
     """Return the plan of a part for a size; all are lost between two checkpoints."""
     if part == "losses":
-        return plan_losses(1.25 * SAVE_EVERY * size.pace_s)
+        return plan_losses(SAVE_EVERY)
     return plan_sizes(size.silence_s + 5.0)
 
 

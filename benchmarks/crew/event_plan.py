@@ -33,6 +33,7 @@ class PlannedEvent:
         stop_s: How long it is stopped; 0 for other events.
         delay_s: From the event before, or from when all train again.
         is_hasty: Whether it comes before all train again after the event before.
+        at_step: The step that some worker has to commit before.
     """
 
     kind: Kind
@@ -40,6 +41,7 @@ class PlannedEvent:
     stop_s: float
     delay_s: float
     is_hasty: bool
+    at_step: int = 0
 
 
 def plan_timeline() -> list[PlannedEvent]:
@@ -72,9 +74,13 @@ def plan_sizes(stop_s: float) -> list[PlannedEvent]:
     ]
 
 
-def plan_losses(steps_s: float) -> list[PlannedEvent]:
-    """Plan two losses of all workers, each that many seconds after all train together."""
-    return [PlannedEvent("loss", EVERYBODY, 0.0, steps_s, is_hasty=False) for _ in range(2)]
+def plan_losses(save_every: int) -> list[PlannedEvent]:
+    """Plan two losses of all workers, each some steps after a checkpoint."""
+    after = save_every // 4
+    return [
+        PlannedEvent("loss", EVERYBODY, 0.0, 0.0, is_hasty=False, at_step=save_every * n + after)
+        for n in (1, 2)
+    ]
 
 
 def plan_events(n_events: int, seed: int) -> list[PlannedEvent]:

@@ -34,7 +34,7 @@ class Life:
         log: Where it writes its steps.
         popen: The process, or the agent that has it.
         is_stopped: Whether SIGSTOP holds it.
-        last_time_s, last_epoch: Of its last committed step.
+        last_time_s, last_epoch, last_step: Of its last committed step.
         peak_kib: The most memory that it held, once it was killed.
     """
 
@@ -44,6 +44,7 @@ class Life:
     is_stopped: bool = False
     last_time_s: float = 0.0
     last_epoch: int = -1
+    last_step: int = -1
     peak_kib: int = 0
     _offset: int = field(default=0, repr=False)
 
@@ -59,6 +60,7 @@ class Life:
         for line in map(json.loads, whole.splitlines()):
             if line["kind"] == "step":
                 self.last_time_s, self.last_epoch = line["time_s"], line["epoch"]
+                self.last_step = line["step"]
 
     def signal_tree(self, number: int) -> None:
         """Send a signal to the process and all that it has started."""
@@ -210,6 +212,12 @@ class Fleet:
                 if len(self.accidents) > MOST_ACCIDENTS:
                     raise SoakError(f"workers end again and again, see {self._folder}")
                 self.start(worker)
+
+    def find_last_step(self) -> int:
+        """Return the last step that a running worker has committed; -1 for none."""
+        for life in self._running.values():
+            life.look()
+        return max((life.last_step for life in self._running.values()), default=-1)
 
     def has_settled(self, since_s: float) -> bool:
         """Return whether all workers that are awake train together, since a moment."""

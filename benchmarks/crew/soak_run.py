@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from event_plan import START_WITH, PlannedEvent
-from fleet import POLL_S, Fleet
+from fleet import POLL_S, Fleet, SoakError
 from systems import System, build_system
 
 SETTLE_LIMIT_S, SETTLE_SILENCES = 90.0, 7
 """Seconds, or times ``silence_s``: beyond them the next event comes, though not all train again."""
+STEPS_LIMIT_S = 1200.0
 QUIET_S = 5.0
 """Of undisturbed training before the first event and after the last."""
 
@@ -49,6 +50,7 @@ class Soak:
                 since_s = self._settle(self.happened[-1]["time_s"])
                 self.happened[-1]["settled_s"] = since_s
             self._spend(event.delay_s)
+            self._await_step(event.at_step)
             self._act(event)
             self._say(f"event {number + 1}/{len(plan)}: {event.kind} worker {event.worker}")
         self._settle(self.happened[-1]["time_s"] if self.happened else 0.0)
@@ -68,6 +70,14 @@ class Soak:
         else:
             self.fleet.start(event.worker)
         self.happened.append(note)
+
+    def _await_step(self, step: int) -> None:
+        """Wait until some worker has committed a step, for ``STEPS_LIMIT_S`` at most."""
+        limit_s = time.monotonic() + STEPS_LIMIT_S
+        while self.fleet.find_last_step() < step:
+            if time.monotonic() > limit_s:
+                raise SoakError(f"step {step} was not committed within {STEPS_LIMIT_S:g} s")
+            self._spend(POLL_S)
 
     def _settle(self, since_s: float) -> float:
         """Wait until all are awake and train together; return when they did."""
