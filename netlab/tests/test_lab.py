@@ -6,8 +6,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyroute2 import process
 
 from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import NetlabError
@@ -319,3 +324,32 @@ def test_other_systems_than_linux_are_reported(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(NetlabError, match="needs Linux; this is darwin"):
         Lab(2)
+
+
+def test_no_child_of_a_lab_runs_the_callers_handler_and_clean_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = process.wrapper
+
+    def answer_and_wait(*args: Any) -> None:
+        run(*args)
+        signal.pause()  # until SIGTERM, which otherwise may come before the child's end or not
+
+    left = tmp_path / "left"
+
+    @contextmanager
+    def cleaning_up() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with left.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    monkeypatch.setattr(process, "wrapper", answer_and_wait)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with cleaning_up(), Lab(2):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.read_text().split() == [str(os.getpid())]

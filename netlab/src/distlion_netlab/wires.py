@@ -304,6 +304,9 @@ def _explained(what: str) -> Iterator[None]:
     """Give the kernel time, and name the attempted action in its refusals."""
     before = config.default_communicate_timeout, config.default_create_socket_timeout
     config.default_communicate_timeout = config.default_create_socket_timeout = _PATIENCE_S
+    # pyroute2 forks children and ends them by SIGTERM. A handler of the caller's that raises would
+    # leave the caller's blocks in the child, and so clean up what the caller still uses.
+    config.disable_mp_signal = True
     try:
         yield
     except (OSError, NetlinkError) as error:
