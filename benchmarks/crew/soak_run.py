@@ -37,6 +37,7 @@ class Soak:
     name: str
     settle_s: float = SETTLE_LIMIT_S
     happened: list[dict[str, Any]] = field(default_factory=list)
+    _lost_step: int = -1
     _asleep: dict[int, tuple[float, dict[str, Any]]] = field(default_factory=dict)
 
     def play(self, plan: list[PlannedEvent], start_with: int) -> None:
@@ -54,6 +55,7 @@ class Soak:
             self._act(event)
             self._say(f"event {number + 1}/{len(plan)}: {event.kind} worker {event.worker}")
         self._settle(self.happened[-1]["time_s"] if self.happened else 0.0)
+        self._await_step(self._lost_step + 1)
         self._spend(QUIET_S)
 
     def _act(self, event: PlannedEvent) -> None:
@@ -63,6 +65,7 @@ class Soak:
         if event.kind == "kill":
             self.fleet.kill(event.worker)
         elif event.kind == "loss":
+            self._lost_step = self.fleet.find_last_step()
             self.fleet.restart()
         elif event.kind == "stop":
             self.fleet.stop(event.worker)
