@@ -62,6 +62,10 @@ class Life:
                 self.last_time_s, self.last_epoch = line["time_s"], line["epoch"]
                 self.last_step = line["step"]
 
+    def read_peak(self) -> None:
+        """Note the most memory that one of its processes has held so far."""
+        self.peak_kib = max(map(read_peak, list_tree(self.popen.pid)))
+
     def signal_tree(self, number: int) -> None:
         """Send a signal to the process and all that it has started."""
         for pid in list_tree(self.popen.pid):
@@ -178,18 +182,19 @@ class Fleet:
     def kill(self, worker: int) -> None:
         """End a worker by SIGKILL, as when its host is lost."""
         life = self._running.pop(worker)
-        life.peak_kib = max(map(read_peak, list_tree(life.popen.pid)))
+        life.read_peak()
         life.signal_tree(signal.SIGKILL)
         life.popen.wait()
 
     def restart(self) -> None:
         """End all workers by SIGKILL, and start them again."""
-        workers = list(self._running)
-        for life in self._running.values():
+        lives = dict(self._running)
+        for life in lives.values():
+            life.read_peak()
+        for life in lives.values():
             life.signal_tree(signal.SIGKILL)
-        for worker in workers:
-            self.kill(worker)
-        for worker in workers:
+        for worker, life in lives.items():
+            life.popen.wait()
             self.start(worker)
 
     def stop(self, worker: int) -> None:

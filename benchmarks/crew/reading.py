@@ -148,7 +148,9 @@ def measure_loss(commits: list[Line], moment_s: float) -> dict[str, float | None
         that had not been committed before. ``steps_lost``: committed steps that were taken back.
     """
     last = max(line.step for line in commits if line.time_s <= moment_s)
-    later = [line for line in commits if line.time_s > moment_s]
+    epoch = max(line.epoch for line in commits if line.time_s <= moment_s)
+    # Some may write down a step as the others are killed.
+    later = [line for line in commits if line.time_s > moment_s and line.epoch > epoch]
     new = [line.time_s for line in later if line.step > last]
     return {
         "again_s": later[0].time_s - moment_s if later else None,

@@ -17,14 +17,14 @@ ENDINGS = (
     Mutation(
         "crew: who has finished does not tell those who train on",
         "crew/crew.py",
-        "        optimizer.announce_end(why)\n",
-        "        pass\n",
+        "                optimizer.announce_end(why)\n",
+        "                pass\n",
         LEFT,
     ),
     Mutation(
         "crew: who has finished asks those who train on to be let in",
         "crew/crew.py",
-        "if optimizer.is_left_out:",
+        "if optimizer.is_left_out():",
         "if False:",
         LEFT,
     ),

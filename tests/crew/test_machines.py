@@ -405,3 +405,21 @@ def test_machines_have_the_bits_of_distributed_lion_on_a_mesh(options: dict[str,
     alike = run_workers(train_on_a_mesh, 2 * LANES, find_seed(results), options)
     for expected in alike:
         assert results[0]["digests"] == expected
+
+
+def end_early(rank: int, size: int, port: int) -> dict[str, Any]:
+    """End after fewer steps than the others on one machine, without an error."""
+    machine, lane = divmod(rank, LANES)
+    mesh = connect_machine(port, str(machine), lane)
+    crew = make_crew(port, member=mesh, min_workers=2)
+    goal = GOAL if machine else STRUCK_AT
+    return train_machine(crew, mesh, {}, seed=machine, goal=goal, size=3)
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_machine_that_has_finished_early() -> None:
+    store = host_store()
+    results = start(end_early, 3 * LANES, store.port)
+    assert all(max(each["epochs"]) == STRUCK_AT for each in results[:LANES])
+    check_equal(results[LANES:], goal=GOAL)
+    assert all(len(each["epochs"][GOAL][1]) == 2 for each in results[LANES:])

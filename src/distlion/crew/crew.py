@@ -423,11 +423,11 @@ class Crew:
         """
         membership = self._membership
         optimizer = None if self._optimizer is None else self._optimizer()
-        if optimizer is None or not membership.has_epoch:
+        if optimizer is None or not membership.has_epoch or membership.ended.is_set():
             return
         try:
             while not self._have_all_finished(optimizer):
-                if optimizer.is_left_out:
+                if optimizer.is_left_out():
                     logger.warning(
                         "worker %d has finished at step %d, and the others train on without it; "
                         "give all members as many steps",
@@ -453,12 +453,12 @@ class Crew:
         """
         rendezvous, silence_s = self._membership.rendezvous, self._membership.silence_s
         why = f"it has finished at step {optimizer.committed_step}"
-        self._membership.changes.tell_end(why)
-        optimizer.announce_end(why)
         while True:
             # Nobody waits in a step for a member that never comes back.
             absence_s = self._membership.step_s if rendezvous.was_away else 0.0
             try:
+                self._membership.changes.tell_end(why)
+                optimizer.announce_end(why)
                 return have_all_finished(
                     self.epoch, optimizer, silence_s=silence_s, absence_s=absence_s
                 )

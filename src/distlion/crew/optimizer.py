@@ -150,10 +150,10 @@ class CrewLion(DistributedLion):
         """True if some member is gone, or failed, since the epoch was formed."""
         return self._watch is not None and self._watch.alarmed.is_set()
 
-    @property
     def is_left_out(self) -> bool:
-        """True if the others, after this worker's ``announce_end``, go on without it."""
-        return self._watch is not None and self._watch.is_left_out()
+        """Return whether the others, after this worker's ``announce_end``, went on without it."""
+        watch = self._watch
+        return watch is not None and watch.is_left_out(self._session.ranks.inside)
 
     @property
     def _watch(self) -> PeerWatch | None:

@@ -140,8 +140,16 @@ class VotingAccelerator(Accelerator):  # type: ignore[misc]
                 "join_uneven_inputs: a worker whose batches have run out would not vote, and each "
                 "step needs all workers; give even_batches=True, or drop the last batches"
             )
-        with super().join_uneven_inputs(joinables, even_batches):
+        # Accelerate hands bare models to torch's Join on GPUs, which takes only DDP's.
+        samplers: list[Any] = [getattr(each, "batch_sampler", None) for each in self._dataloaders]
+        kept = [(each, each.even_batches) for each in samplers if hasattr(each, "even_batches")]
+        for sampler, _ in kept:
+            sampler.even_batches = is_even
+        try:
             yield
+        finally:
+            for sampler, before in kept:
+                sampler.even_batches = before
 
     def free_memory(self, *objects: Any) -> Any:
         """Release models and optimizers as Accelerate does, between two trainings."""

@@ -164,13 +164,20 @@ class PeerWatch:
         with contextlib.suppress(RuntimeError):
             within(SETTLE_S, lambda: self._store.compare_set(LEFT, "", left))
 
-    def is_left_out(self) -> bool:
-        """Return whether the others have lost this worker, which left; takes a second at most."""
+    def is_left_out(self, own: Collection[int]) -> bool:
+        """Return whether the others have lost this worker because it left; takes a second at most.
+
+        Args:
+            own: The ranks that act as this worker.
+        """
         until_s = time.monotonic() + SETTLE_S
         while self.alarmed.is_set() and self._finding is None and time.monotonic() < until_s:
             time.sleep(0.02)
-        found = self._finding
-        return found is not None and found.kind == "left" and self.rank in found.culprits
+        if self._finding is None or self._finding.kind != "left":
+            return False
+        with contextlib.suppress(RuntimeError):  # the store may be away
+            return json.loads(self._store.get(LEFT))["rank"] in own
+        return False
 
     def _hears_silence(self) -> bool:
         """Raise the alarm if another worker has sent no heartbeat for too long."""
