@@ -166,7 +166,7 @@ class VoteLog:
         self._optimizer, self._emit = _find_voter(optimizer), emit
         self._every, self._prefix = every, prefix
         self._since = 0
-        self._meter = VoteMeter(optimizer)
+        self._meter = VoteMeter(self._optimizer)
         # After the meter's hook, so that the logged step has been measured.
         self._handle = self._optimizer.register_step_post_hook(self._count)
 

@@ -185,7 +185,7 @@ def broadcast_params(
         link: The link between all workers.
         params: The parameters.
         step: The step that errors name.
-        is_ignored: True: take part, and keep this rank's own values.
+        is_ignored: True: take part, and keep own values; not on the first rank.
     """
     for own in (each for param in params for each in list_plain(local_tensor(param).detach())):
         row = own.contiguous().to(link.wire_device)
@@ -204,7 +204,7 @@ def broadcast_tensor(
         row: The tensor.
         step: The step that errors name.
         source: The rank that has the values.
-        is_ignored: True: take part, and leave the tensor as it is.
+        is_ignored: True: take part, and leave the tensor as it is; not on ``source``.
     """
     if row.numel():
         for piece in torch.split(view_row(row, torch.uint8), PIECE_BYTES):
