@@ -23,6 +23,7 @@ from distlion.crew.lanes import OneLane
 from distlion.crew.membership import Membership, Patience, decide_among
 from distlion.crew.memory import Memory, read_begun
 from distlion.crew.signed import SignedStore
+from distlion.crew.store import ALIVE_S
 from distlion.errors import CrewError
 
 SETTINGS = 17
@@ -144,6 +145,27 @@ def test_those_that_ask_begin_together_where_nobody_trains() -> None:
     assert others == [first] * 2
     assert first["guests"] == []
     assert list_asks(store) == []
+
+
+def test_all_that_passes_in_silence_passes_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, heard_s = 100.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    def is_somebody_alive() -> bool:
+        heard_s.append(now_s)
+        return now_s < heard_s[0] + ALIVE_S
+
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    store, member = make_store(), make_member(7, epoch=0)
+    rendezvous = make_rendezvous(store)
+    rendezvous.is_somebody_alive = is_somebody_alive
+    decide = partial(decide_among, rendezvous, min_workers=1)
+    ask(rendezvous, member, min_workers=1, limit_s=60, decide=decide)
+    longest_s = max(admission.SEEN_S, admission.LAST_CALL_S, ALIVE_S)
+    assert longest_s <= now_s - 100 <= longest_s + 3 * admission._BEAT_S
 
 
 @pytest.mark.usefixtures("_in_a_hurry")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,25 +87,22 @@ def test_a_socket_of_another_kind_that_others_open_meanwhile_is_no_connection() 
         each.close()
 
 
-def test_a_word_of_the_living_is_heard() -> None:
-    store = host_store()
+def test_a_word_of_the_living_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now_s = host_store(), [100.0]
     rendezvous, other = make_rendezvous(store.port), make_rendezvous(store.port)
-    assert not rendezvous.is_somebody_alive()
-    other.say_alive("0 0")
-    assert not rendezvous.is_somebody_alive()
-    ended = threading.Event()
+    monkeypatch.setattr(crew_store, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
-    def live() -> None:
-        number = 0
-        while not ended.wait(0.05):
-            number += 1
-            other.say_alive(f"0 {number}")
+    def is_alive_after(seconds: float) -> bool:
+        now_s[0] += seconds
+        return rendezvous.is_somebody_alive()
 
-    living = threading.Thread(target=live)
-    living.start()
-    assert rendezvous.is_somebody_alive()
-    ended.set()
-    living.join()
+    assert not is_alive_after(0.0)
+    other.say_alive("0 0")  # perhaps long ago, by one that is dead now
+    assert [is_alive_after(crew_store.ALIVE_S / 4) for _ in range(6)] == [True] * 4 + [False] * 2
+    other.say_alive("0 1")
+    assert [is_alive_after(crew_store.ALIVE_S / 4) for _ in range(6)] == [True] * 4 + [False] * 2
+    rendezvous.end()
+    other.end()
 
 
 def test_newcomers_begin_nothing_while_members_come_back_to_an_empty_store() -> None:

@@ -131,7 +131,8 @@ def ask(
         if now_s >= beat_s:
             beat_s = now_s + _BEAT_S
             rendezvous.check_open()
-            if is_alone and company.is_complete(now_s, rendezvous, min_workers):
+            rendezvous.is_somebody_alive()  # so that all silences are waited for at one time
+            if company.is_complete(now_s, rendezvous, min_workers) and is_alone:
                 decide(company.there)
         time.sleep(_BEAT_S / 2 if is_alone else _POLL_S)
     found: dict[str, Any] = store.read(mine.answer, json.loads)

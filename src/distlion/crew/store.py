@@ -90,7 +90,7 @@ _NAME_SERVERS_S = 30
 _TRY_S = 0.1
 MOST_WORKERS = 1024
 ALIVE_S = 2.0
-"""Seconds within which workers show several times that they are alive."""
+"""Seconds in which a worker that lives shows itself several times."""
 _OVER, _SIGNED = "over", "signed"
 MEMBERS_FIRST, TRAINED = "distlion/members first", "distlion/trained"
 """Keys, of no run: newcomers have to wait for members that come back, and some crew has trained."""
@@ -242,6 +242,7 @@ class Rendezvous:
         self.memory = Memory()
         # Whether this worker saw the store before any epoch was begun in it, and the signs after.
         self._was_new, self._came_s = False, -math.inf
+        self._sign, self._sign_s = "", -math.inf
         self._address.await_store()
         began_s = time.monotonic()
         # The environment may have bytes that are no text.
@@ -399,22 +400,19 @@ class Rendezvous:
         return self.store.check([ALIVE])
 
     def is_somebody_alive(self) -> bool:
-        """Wait for the next sign of a worker that has trained; return False if none comes.
+        """Look for a new sign of a worker that has trained; return True for some time after one.
 
-        Where such workers have just come, as back to an empty store, more of them may come.
+        Call this several times a second, for as long as the answer may matter. Where such workers
+        have just come, as back to an empty store, more of them may come.
         """
         if not self.has_signs:
             return False
+        now_s, word = time.monotonic(), self.store.get(ALIVE)
+        if word != self._sign:  # a first one may be old
+            self._sign, self._sign_s = word, now_s
         if self._was_new:
-            self._was_new, self._came_s = False, time.monotonic()
-        if time.monotonic() < self._came_s + RETURN_S:
-            return True
-        before, until_s = self.store.get(ALIVE), time.monotonic() + ALIVE_S
-        while time.monotonic() < until_s:
-            time.sleep(ALIVE_S / 20)
-            if self.store.get(ALIVE) != before:
-                return True
-        return False
+            self._was_new, self._came_s = False, now_s
+        return now_s < max(self._came_s + RETURN_S, self._sign_s + ALIVE_S)
 
     def find_last_begun(self) -> int:
         """Return the last epoch that has begun, or was claimed to be the first one; 0 before.
