@@ -201,10 +201,11 @@ def test_others_go_on_without_a_process_whose_main_thread_has_ended(
 
 def test_newcomers_do_not_begin_anew_while_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where members form an epoch for so long that nobody lets newcomers in."""
-    look, last = Lookout._look_for_asks, 2 * len(TURNOVER)
+    look, last = Lookout._look_for_asks, 2 * len(TURNOVER) - 1
 
     def look_at_first(lookout: Lookout, epoch: Epoch) -> bool:
-        return epoch.number < last and look(lookout, epoch)
+        is_open = all(member.id != last for member in epoch.members)
+        return is_open and look(lookout, epoch)
 
     monkeypatch.setattr(Lookout, "_look_for_asks", look_at_first)
     unseen = (Coming(45, 0.0), Coming(45, 0.1))
