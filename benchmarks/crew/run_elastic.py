@@ -40,7 +40,7 @@ def main(file: Path, checkpoint: Path) -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
-    group = dist.new_group(timeout=timedelta(seconds=SIZE.silence_s))
+    group = dist.new_group(timeout=timedelta(seconds=SIZE.average_s))
     wrapped = DistributedDataParallel(model, process_group=group)
     while True:
         pace.wait()

@@ -56,11 +56,11 @@ def main(file: Path, lighthouse: str) -> None:
 
     store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=SIZE.silence_s)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=SIZE.average_s)),
         min_replica_size=MIN_WORKERS,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optim": inner.state_dict()},
-        timeout=timedelta(seconds=SIZE.silence_s),
+        timeout=timedelta(seconds=SIZE.average_s),
         quorum_timeout=timedelta(seconds=FORMING_S),
         quorum_retries=3,
         rank=0,

@@ -140,7 +140,7 @@ class TorchftSystem(System):
     @property
     def tuning(self) -> str:
         tuned = ", ".join(f"--{name} {value}" for name, value in LIGHTHOUSE_SETTINGS.items())
-        limit = f"timeout={self.size.silence_s} s"
+        limit = f"timeout={self.size.average_s} s"
         return f"lighthouse {tuned}; Manager({limit}, quorum_retries=3), asynchronous quorum"
 
     def command_coordinator(self) -> list[str]:

@@ -22,12 +22,14 @@ class Size:
         pace_s: A step begins no sooner after the one before; it leaves the cores to who forms an
             epoch.
         silence_s: How long a worker may be silent in a step until the others give it up.
+        average_s: The same where gradients of 32 bits are averaged.
     """
 
     widths: tuple[int, ...]
     batch_size: int
     pace_s: float
     silence_s: int
+    average_s: int
 
     @property
     def n_parameters(self) -> int:
@@ -36,9 +38,9 @@ class Size:
 
 
 SIZES = {
-    "1m": Size((256, 1024, 640, 128), batch_size=16, pace_s=0.05, silence_s=4),
-    "25m": Size((1024, 4096, 4096, 1024), batch_size=4, pace_s=0.5, silence_s=12),
-    "125m": Size((4096, 8192, 8192, 3008), batch_size=2, pace_s=3.0, silence_s=30),
+    "1m": Size((256, 1024, 640, 128), batch_size=16, pace_s=0.05, silence_s=4, average_s=4),
+    "25m": Size((1024, 4096, 4096, 1024), batch_size=4, pace_s=0.5, silence_s=12, average_s=12),
+    "125m": Size((4096, 8192, 8192, 3008), batch_size=2, pace_s=3.0, silence_s=30, average_s=90),
 }
 SIZE_KEY, ADDRESS_KEY, RETRIES_KEY = "SOAK_SIZE", "SOAK_ADDRESS", "SOAK_RETRIES"
 CHECKPOINTS_KEY = "SOAK_CHECKPOINTS"

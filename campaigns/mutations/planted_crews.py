@@ -7,7 +7,7 @@ from planted import Mutation
 CREWS = ("simulation/test_schedules.py::test_some_crews_keep_all_rules",)
 LOST_AFTER = ("crew/test_lost_after_commit.py",)
 MISFITS = ("crew/test_misfits.py",)
-ADMISSION = ("crew/test_admission.py",)
+ADMISSION = ("crew/test_admission.py", "crew/test_beginning_anew.py")
 NO_PLACE = (f"{ADMISSION[0]}::test_who_asks_where_no_place_is_left_is_seen_and_ends_no_epoch",)
 FOUND = ("simulation/test_found_in_crews.py",)
 TAKEN = (f"{FOUND[0]}::test_what_comes_while_an_epoch_may_still_fail_does_not_reach_parameters",)
@@ -262,9 +262,30 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: newcomers begin anew beside others that train",
         "crew/membership.py",
-        "if not first.epoch and rendezvous.is_somebody_alive():",
+        "if has_missed_some and rendezvous.is_somebody_alive():",
         "if False:",
         FOUND,
+    ),
+    Mutation(
+        "crew: who has missed an epoch begins beside others that train",
+        "crew/membership.py",
+        "has_missed_some = not first.epoch or first.epoch < rendezvous.find_last_begun()",
+        "has_missed_some = not first.epoch",
+        ADMISSION,
+    ),
+    Mutation(
+        "crew: who was held up itself takes the others for gone",
+        "crew/store.py",
+        "min(now_s - self._looked_s, _LOOK_S), now_s",
+        "now_s - self._looked_s, now_s",
+        ("crew/test_rendezvous.py",),
+    ),
+    Mutation(
+        "crew: who asks keeps others that ask from beginning",
+        "crew/lookout.py",
+        " and not self.asks:",
+        ":",
+        ("crew/test_rendezvous.py",),
     ),
     Mutation(
         "crew: a run that has ended stays open",

@@ -11,6 +11,41 @@ STRUCK = "crew/test_struck_joins.py"
 
 JOIN_MUTATIONS = (
     Mutation(
+        "join: a newcomer follows a donor that the others train without",
+        "crew/catch_up.py",
+        "        if not donor_trains:\n",
+        "        if False:\n",
+        ("simulation/test_simulated_joins.py", *DONOR),
+    ),
+    Mutation(
+        "join: attempts in which a newcomer falls behind are not counted",
+        "crew/catch_up.py",
+        "self._tries_behind += catch_up.is_behind",
+        "self._tries_behind += 0",
+        DONOR,
+    ),
+    Mutation(
+        "join: replies are copied for newcomers that have come",
+        "crew/donor.py",
+        "[feed for feed in self._feeds if feed.is_running]\n        if not feeds",
+        "self._feeds\n        if not feeds",
+        DONOR,
+    ),
+    Mutation(
+        "join: announcements in a store that has come back empty are overlooked",
+        "crew/offers.py",
+        "if newest < self._next - 1:",
+        "if False:",
+        DONOR,
+    ),
+    Mutation(
+        "join: a member gives its old parameters with the others' number of steps",
+        "crew/optimizer.py",
+        "            self._donor.stop()  # before",
+        "            pass  # before",
+        ("simulation/test_simulated_joins.py",),
+    ),
+    Mutation(
         "join: a piece that busy cores have held up slows the ones after it",
         "crew/donor.py",
         "min(self._recent)",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from distlion.crew import CrewLion
+from distlion.crew.donor import Donor
 from distlion.crew.replies import Replica, StepReply
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_join_plan
 from simulation.crews.play import CrewOutcome, play_crew
 from simulation.crews.rules import find_crew_violations
 from simulation.kernel import running
 from simulation.network import Delays
+from tiers import in_tiers
 
 SIZE = 4
 """Workers before the newcomer, whose number this is: with one less, counts have one bit less."""
@@ -80,3 +84,41 @@ def test_nothing_is_copied_while_a_commit_is_under_way(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(CrewLion, "_advance", advance_late)
     check_caught_up(play_crew(make_plan(1)))
+
+
+@pytest.mark.parametrize("victim", in_tiers(range(SIZE), lambda victim: victim < 2))
+def test_a_newcomer_leaves_a_donor_that_has_lost_the_store(victim: int) -> None:
+    """The others train without it, and its stream goes on."""
+    fault = CrewFault("unheard", victim, "committed", 6, 0)
+    outcome = play_crew(replace(make_plan(1, fault), goal=200))
+    assert len(outcome.fired) == 1
+    assert find_crew_violations(outcome) == []
+    newcomer = outcome.diaries[SIZE]
+    assert newcomer.entries and newcomer.ending == "finished"
+    assert outcome.diaries[victim].ending == "raised"
+
+
+def test_a_member_whose_parameters_will_be_others_gives_them_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its count of steps is that of the others' parameters."""
+    take, stop = CrewLion._take_given, Donor.stop
+    stopped, n_taken = set[int](), 0
+
+    def note_and_stop(donor: Donor) -> None:
+        stopped.add(id(donor))
+        stop(donor)
+
+    def check_and_take(optimizer: CrewLion, given: Mapping[str, Any]) -> None:
+        nonlocal n_taken
+        if optimizer.committed_step:
+            n_taken += 1
+            assert id(optimizer._donor) in stopped
+        take(optimizer, given)
+
+    monkeypatch.setattr(Donor, "stop", note_and_stop)
+    monkeypatch.setattr(CrewLion, "_take_given", check_and_take)
+    for seed in (2, 3):  # one that dies after a commit leaves another one a step behind
+        outcome = play_crew(make_plan(seed, CrewFault("die", 1, "committed", 6, 0)))
+        assert find_crew_violations(outcome) == []
+    assert n_taken

@@ -15,6 +15,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from asks import (
+    SETTINGS,
+    ask_of,
+    make_epoch,
+    make_lookout,
+    make_member,
+    make_rendezvous,
+    make_store,
+    put_ask,
+)
 from crews import await_true
 from distlion.crew import admission, epoch, lifeline, lookout, membership
 from distlion.crew.admission import Ask, ask, list_asks
@@ -22,68 +32,7 @@ from distlion.crew.epoch import Epoch, FormingError, Member, TooFewError
 from distlion.crew.lanes import OneLane
 from distlion.crew.membership import Membership, Patience, decide_among
 from distlion.crew.memory import Memory, read_begun
-from distlion.crew.signed import SignedStore
-from distlion.crew.store import ALIVE_S
 from distlion.errors import CrewError
-
-SETTINGS = 17
-
-
-def make_store(secret: bytes = b"of this test", plain: Any = None) -> SignedStore:
-    return SignedStore(plain or dist.HashStore(), secret)  # type: ignore[attr-defined]
-
-
-def make_member(identity: int, *, settings: int = SETTINGS, epoch: int = 3) -> Member:
-    return Member(identity, epoch, 40, settings, "host", 100 + identity)
-
-
-def make_epoch(store: Any, *ids: int) -> Epoch:
-    members = tuple(make_member(each) for each in ids)
-    return Epoch(3, members, 0, store.at("epoch 3"))
-
-
-def make_rendezvous(store: Any, places: int = 9) -> Any:
-    return SimpleNamespace(
-        store=store,
-        count_places=lambda n_members: places - n_members,
-        find_last_begun=lambda: 3,
-        say_alive=lambda word: None,
-        has_signs=False,
-        is_somebody_alive=lambda: False,
-        check_secret=lambda: None,
-        check_open=lambda: None,
-        pulse=SimpleNamespace(is_led=True),
-        is_away=False,
-        trouble=None,
-        memory=Memory(),
-        name_crew=lambda: "the crew of this test",
-        find_grace_s=lambda: 0.0,
-        few="fewer than 2 workers came",
-    )
-
-
-def ask_of(rendezvous: Any, member: Member, *, limit_s: float = 60) -> dict[str, Any]:
-    decide = partial(decide_among, rendezvous, min_workers=2)
-    return ask(rendezvous, member, min_workers=2, limit_s=limit_s, decide=decide)
-
-
-def ask_together(rendezvous: Any, *members: Member) -> list[dict[str, Any]]:
-    """Let workers ask at the same time; return their answers."""
-    with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(partial(ask_of, rendezvous), members))
-
-
-def make_lookout(store: Any, places: int = 9) -> lookout.Lookout:
-    """Make one whose thread has nothing to look at."""
-    return lookout.Lookout(make_rendezvous(store, places), 0, OneLane())
-
-
-def put_ask(store: Any, number: int, member: Member, *, is_ready: bool) -> Ask:
-    made = Ask(number, member)
-    admission._change(store, lambda asks: [*asks, made])
-    if is_ready:
-        store.set(made.ready, "0 0")
-    return made
 
 
 def test_who_asks_is_let_in_by_the_first_to_decide_and_by_nobody_else() -> None:
@@ -131,101 +80,32 @@ def test_one_that_asks_alone_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -
     assert list_asks(store) == []
 
 
-@pytest.fixture
-def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"SEEN_S": 0.2, "LAST_CALL_S": 0.3, "_BEAT_S": 0.05}.items():
-        monkeypatch.setattr(admission, name, seconds)
+def test_one_that_follows_a_worker_outside_hears_of_it() -> None:
+    store, look, heard = make_store(), None, list[bool]()
+    follower = replace(make_member(7, epoch=0), donor=4)
 
+    def is_ready(donor_trains: bool) -> bool:
+        heard.append(donor_trains)
+        raise FormingError("its donor is gone")
 
-@pytest.mark.usefixtures("_in_a_hurry")
-def test_those_that_ask_begin_together_where_nobody_trains() -> None:
-    store = make_store()
-    first, *others = ask_together(make_rendezvous(store), *map(make_member, (7, 8, 9)))
-    assert sorted(record["id"] for record in first["members"]) == [7, 8, 9]
-    assert others == [first] * 2
-    assert first["guests"] == []
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(
+            ask,
+            make_rendezvous(store),
+            follower,
+            min_workers=2,
+            limit_s=60,
+            decide=lambda asks: None,
+            is_ready=is_ready,
+        )
+        await_true(lambda: bool(list_asks(store)))
+        look, members = make_lookout(store), make_epoch(store, 0, 1)
+        assert not look._look_for_asks(members)
+        with pytest.raises(FormingError, match="its donor is gone"):
+            asked.result()
+    assert heard == [False]
     assert list_asks(store) == []
-
-
-def test_all_that_passes_in_silence_passes_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, heard_s = 100.0, list[float]()
-
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    def is_somebody_alive() -> bool:
-        heard_s.append(now_s)
-        return now_s < heard_s[0] + ALIVE_S
-
-    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
-    store, member = make_store(), make_member(7, epoch=0)
-    rendezvous = make_rendezvous(store)
-    rendezvous.is_somebody_alive = is_somebody_alive
-    decide = partial(decide_among, rendezvous, min_workers=1)
-    ask(rendezvous, member, min_workers=1, limit_s=60, decide=decide)
-    longest_s = max(admission.SEEN_S, admission.LAST_CALL_S, ALIVE_S)
-    assert longest_s <= now_s - 100 <= longest_s + 3 * admission._BEAT_S
-
-
-@pytest.mark.usefixtures("_in_a_hurry")
-def test_nobody_waits_for_one_that_has_asked_and_died() -> None:
-    store = make_store()
-    dead = put_ask(store, 0, make_member(6), is_ready=True)
-    store.set(dead.alive, "9")
-    first, second = ask_together(make_rendezvous(store), *map(make_member, (7, 8)))
-    assert sorted(record["id"] for record in first["members"]) == [7, 8]
-    assert second == first
-
-
-@pytest.mark.usefixtures("_in_a_hurry")
-def test_of_too_many_that_ask_the_most_advanced_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "LAST_CALL_S", 60)  # with so many nobody waits for more
-    store = make_store()
-    asks = [put_ask(store, n, make_member(7 + n, epoch=n), is_ready=False) for n in range(3)]
-    decide_among(make_rendezvous(store, places=2), asks, min_workers=2)
-    answers = [store.read(each.answer, json.loads) for each in asks[1:]]
-    assert [record["id"] for record in answers[0]["members"]] == [9, 8]
-    assert list_asks(store) == asks[:1]
-    answered = ask_together(make_rendezvous(make_store(), places=2), *map(make_member, (1, 2)))
-    assert len(answered) == 2
-
-
-def test_those_with_other_settings_than_the_most_advanced_are_sent_away() -> None:
-    store = make_store()
-    members = make_member(7), make_member(8), make_member(9, settings=SETTINGS + 1, epoch=0)
-    asks = [put_ask(store, number, each, is_ready=False) for number, each in enumerate(members)]
-    decide_among(make_rendezvous(store), asks, min_workers=2)
-    assert ["epoch" in store.read(each.answer, json.loads) for each in asks] == [True, True, False]
-
-
-def test_newcomers_alone_begin_only_where_nobody_lives_that_has_trained() -> None:
-    store, rendezvous = make_store(), make_rendezvous(make_store())
-    rendezvous.store = store
-    members = [make_member(each, epoch=0, settings=each) for each in (7, 8)]
-    asks = [put_ask(store, number, each, is_ready=False) for number, each in enumerate(members)]
-    rendezvous.is_somebody_alive = lambda: True
-    decide_among(rendezvous, asks, min_workers=2)
-    assert list_asks(store) == asks
-    rendezvous.is_somebody_alive = lambda: False
-    decide_among(rendezvous, asks, min_workers=2)
-    # The handshake says what differs.
-    assert all(store.read(each.answer, json.loads) for each in asks)
-
-
-@pytest.mark.usefixtures("_in_a_hurry")
-def test_one_that_was_taken_for_gone_asks_again() -> None:
-    store, found = make_store(), list[Any]()
-    asking = threading.Thread(
-        target=lambda: found.append(ask_of(make_rendezvous(store), make_member(7)))
-    )
-    asking.start()
-    await_true(lambda: bool(list_asks(store)))
-    admission.withdraw(store, list_asks(store))
-    await_true(lambda: bool(list_asks(store)))
-    ask_of(make_rendezvous(store), make_member(8))
-    asking.join()
-    assert sorted(record["id"] for record in found[0]["members"]) == [7, 8]
+    look.ended.set()
 
 
 def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,7 +335,7 @@ def test_who_has_not_trained_waits_for_members_before_each_ask(
     made, calls = Membership.__new__(Membership), list[str]()
     made.rendezvous, made.min_workers = make_rendezvous(make_store()), 2
     made.id, made.patience, made.ended = 7, Patience(60), threading.Event()
-    made._known_begun = {0}
+    made._known_begun, made.lookout = {0}, make_lookout(made.rendezvous.store)
     monkeypatch.setattr(
         made.rendezvous, "await_members", lambda: calls.append("await"), raising=False
     )
@@ -463,7 +343,8 @@ def test_who_has_not_trained_waits_for_members_before_each_ask(
     decision = {"crew": "this", "epoch": 4, "guests": [], "members": [own.describe()]}
     monkeypatch.setattr(membership, "ask", lambda *args, **more: calls.append("ask") or decision)
     for _ in range(2):
-        made._ask(own, lambda: True)
+        made._ask(own, lambda _: True)
+    made.lookout.ended.set()
     assert calls == (["ask"] * 2 if epoch else ["await", "ask"] * 2)
 
 
@@ -506,7 +387,7 @@ def test_survivors_follow_their_epoch_once_more_in_the_next_store(
         return epoch
 
     monkeypatch.setattr(membership, "follow", follow_late)
-    find = partial(made._find_next, before.members[0], (), patience_s=0, is_ready=lambda: True)
+    find = partial(made._find_next, before.members[0], (), patience_s=0, is_ready=lambda _: True)
     with pytest.raises(dist.DistNetworkError):
         find()
     assert find() is before

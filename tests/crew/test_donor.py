@@ -25,6 +25,7 @@ from distlion.crew.offers import Announcements, announce, name_join
 from distlion.crew.replies import StepReply
 from distlion.crew.side_link import Listener, SideLink, dial
 from distlion.crew.signed import SignedStore
+from distlion.errors import CrewError
 from replied_run import Run, make_replica
 
 NEWCOMER, OWN, NUMBER = 7, 0, 1
@@ -212,7 +213,45 @@ def test_a_newcomer_that_gives_up_has_its_own_parameters_again(serving: Serving)
     assert not torch.equal(own[0], before[0])
     newcomer.give_up()
     assert all(map(torch.equal, own, before))
-    assert newcomer.is_ready()
+    assert newcomer.is_ready(True)
+
+
+def test_a_newcomer_whose_donor_is_no_member_follows_it_no_further(serving: Serving) -> None:
+    newcomer, _ = follow(serving)
+    with pytest.raises(LostDonorError, match="without it"):
+        newcomer.is_ready(False)
+    assert newcomer._catch_up is not None
+    assert newcomer._catch_up.problem
+
+
+@pytest.mark.parametrize("has_entered", [False, True])
+def test_a_newcomer_that_falls_behind_each_time_says_so(
+    has_entered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = list[Serving]()
+
+    def begin(newcomer: Newcomer, own: Member) -> bool:
+        served.append(serving := Serving())
+        replica, params = make_replica(serving.run)
+        newcomer._tries += 1
+        newcomer._params, newcomer._kept = params, [param.clone() for param in params]
+        newcomer._catch_up = CatchUp(serving.dial(), NEWCOMER, OWN, replica)
+        with serving.donor.lock:
+            serving.feed.lose()
+        return True
+
+    monkeypatch.setattr(Newcomer, "_begin", begin)
+    rendezvous: Any = SimpleNamespace(find_last_begun=lambda: 3)
+    newcomer = Newcomer(rendezvous, "", SimpleNamespace())  # type: ignore[arg-type]
+    newcomer._has_entered = has_entered
+    own = make_member(NEWCOMER, 0, 0)
+    if has_entered:  # a member that woke joins while the others wait
+        assert newcomer.find_donor(own) is None
+    else:
+        with pytest.raises(CrewError, match="fallen behind the others 3 times"):
+            newcomer.find_donor(own)
+    assert len(served) == TRIES
+    assert newcomer._catch_up is None
 
 
 def test_an_unknown_error_of_the_replay_ends_the_attempt(
@@ -246,6 +285,40 @@ def test_a_reply_that_cannot_be_kept_ends_no_step(
     link.close()
 
 
+def test_replies_are_copied_only_while_somebody_is_served(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_copied, read = 0, StepReply.of
+
+    def count(inputs: Any, buckets: Any) -> StepReply:
+        nonlocal n_copied
+        n_copied += 1
+        return read(inputs, buckets)
+
+    monkeypatch.setattr(StepReply, "of", count)
+    link = serving.dial()
+    serving.step()
+    assert n_copied == 1
+    link.close()
+    await_true(lambda: not serving.feed.is_running)
+    serving.step()
+    assert n_copied == 1
+
+
+def test_a_donor_without_a_thread_for_a_newcomer_trains_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("distlion.crew.donor.run_in_background", fail)
+    serving = Serving()
+    assert "worker 0 cannot serve worker 7: can't start new thread" in caplog.text
+    assert serving.donor.n_served == 0
+    assert serving.listener._servers[0].fileno() == -1
+    serving.step()
+
+
 def follow(serving: Serving) -> tuple[Newcomer, Any]:
     """Return a newcomer that has caught up, and the epoch whose members are a step further."""
     replica, own = make_replica(serving.run)
@@ -269,7 +342,7 @@ def test_a_newcomer_whose_last_reply_is_late_follows_further(
         newcomer.arrive(epoch)
     serving.step()
     assert newcomer.find_donor(make_member(NEWCOMER, 0, 0)) == OWN
-    await_true(newcomer.is_ready)
+    await_true(lambda: newcomer.is_ready(True))
     newcomer.arrive(epoch)
     newcomer.enter(NEWCOMER)
 
@@ -337,6 +410,21 @@ def test_an_announcement_of_another_version_or_secret_is_passed_over() -> None:
     announce(stranger, make_member(5, 0, 0))
     announce(store, make_member(6, 0, 0))
     assert [member.id for _, member in announcements.list_due(store, 0)] == [6]
+
+
+def test_announcements_in_a_store_that_has_come_back_empty_are_seen() -> None:
+    before, after = (
+        SignedStore(dist.HashStore(), b"key of the run")  # type: ignore[attr-defined]
+        for _ in range(2)
+    )
+    for number in range(3):
+        announce(before, make_member(number, 0, 0))
+    announcements = Announcements()
+    announcements.begin(before)
+    assert list(announcements.list_due(before, 0)) == []
+    announce(after, make_member(6, 0, 0))
+    assert [member.id for _, member in announcements.list_due(after, 0)] == [6]
+    assert list(announcements.list_due(after, 0)) == []
 
 
 def make_member(identity: int, epoch: int, step: int, donor: int | None = None) -> Member:

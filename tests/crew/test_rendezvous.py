@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from crews import host_store
-from distlion.crew import carried, memory
+from crews import await_true, host_store
+from distlion.crew import carried, lookout, memory
 from distlion.crew import store as crew_store
 from distlion.crew.admission import Ask
 from distlion.crew.epoch import FormingError, Member
@@ -97,12 +98,50 @@ def test_a_word_of_the_living_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
         return rendezvous.is_somebody_alive()
 
     assert not is_alive_after(0.0)
-    other.say_alive("0 0")  # perhaps long ago, by one that is dead now
-    assert [is_alive_after(crew_store.ALIVE_S / 4) for _ in range(6)] == [True] * 4 + [False] * 2
-    other.say_alive("0 1")
-    assert [is_alive_after(crew_store.ALIVE_S / 4) for _ in range(6)] == [True] * 4 + [False] * 2
+    for word in ("0 0", "0 1"):  # the first one may be of one that is dead now
+        other.say_alive(word)
+        assert [is_alive_after(0.5) for _ in range(10)] == [True] * 8 + [False] * 2
+    other.say_alive("0 2")
+    assert is_alive_after(0.5)
+    assert is_alive_after(60.0)  # this worker itself was held up
+    assert [is_alive_after(0.5) for _ in range(8)] == [True] * 6 + [False] * 2
     rendezvous.end()
     other.end()
+
+
+@pytest.mark.parametrize(("silence_s", "alive_s"), [(1.0, crew_store.ALIVE_S), (10.0, 20.0)])
+def test_members_that_may_be_silent_for_long_live_for_long(
+    silence_s: float, alive_s: float
+) -> None:
+    store = host_store()
+    rendezvous = Rendezvous(
+        f"127.0.0.1:{store.port}",
+        run_id="run",
+        secret="of this test",
+        min_workers=2,
+        max_workers=9,
+        silence_s=silence_s,
+    )
+    assert rendezvous._alive_s == alive_s
+    rendezvous.end()
+
+
+def test_who_asks_shows_nobody_that_one_who_trains_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, looked = list[str](), threading.Event()
+    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
+    rendezvous: Any = SimpleNamespace(
+        pulse=SimpleNamespace(is_led=True), trouble=None, say_alive=said.append
+    )
+    lanes: Any = SimpleNamespace(leads=True, are_whole=lambda: looked.set() or True)
+    look = lookout.Lookout(rendezvous, 0, lanes)
+    look._has_trained = look.asks = True
+    for _ in range(3):
+        looked.clear()
+        assert looked.wait(10)
+    assert said == []
+    look.asks = False
+    await_true(lambda: bool(said))
+    look.ended.set()
 
 
 def test_newcomers_begin_nothing_while_members_come_back_to_an_empty_store() -> None:

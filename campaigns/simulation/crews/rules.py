@@ -43,6 +43,8 @@ BEHIND = "has fallen behind"
 TORN = "have come to different steps"
 ANOTHER = "have begun another run"
 DOUBLE = "is another one's"
+AFTER_S = 15.0
+"""Seconds after a fault within which everybody knows what has become of others."""
 
 
 def find_crew_violations(outcome: CrewOutcome) -> list[str]:
@@ -348,10 +350,15 @@ def _find_no_progress(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iterato
                 yield f"worker {diary.number} heard too early that the run is over"
             # A large model takes long to come.
             since_s = diary.started_s + (4 if outcome.plan.replay_steps is None else 20)
+            # Others may have waited for one that was struck, and this worker for its donor.
+            struck = {fault.victim for fault, _ in outcome.fired}
+            ends_s = [at_s + min(fault.seconds, AFTER_S) for fault, at_s in outcome.fired]
+            since_s = max([since_s, *(end_s + AFTER_S for end_s in ends_s)])
             missed = {key for d in diaries for key, _, at_s in d.commits if at_s > since_s}
             plan = outcome.plan
             # In a slow network it may have stayed away, so that others could connect.
-            has_place = not outcome.fired and plan.max_workers is None and not plan.is_slow
+            is_free = diary.number not in struck and not plan.is_slow
+            has_place = is_free and plan.max_workers is None
             if has_place and len(missed) > 2 and not diary.entries:
                 yield f"worker {diary.number} was not let in while others trained: {missed}"
         elif FEW in text:

@@ -35,6 +35,8 @@ _BEAT_S, _SILENT_S = 0.25, 6.0
 """Seconds between two signs of a worker that asks, and without a sign until others leave it out."""
 _POLL_S = 0.02
 _NUMBERS, _ASKING = "asks", "asking"
+ORPHAN = " without donor"
+"""The end of a sign that a member has seen an ask whose worker follows somebody else."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def ask(
     min_workers: int,
     limit_s: float,
     decide: Decide,
-    is_ready: Callable[[], bool] = lambda: True,
+    is_ready: Callable[[bool], bool] = lambda _: True,
 ) -> dict[str, Any]:
     """Ask to be let in, and wait for the next epoch.
 
@@ -97,8 +99,8 @@ def ask(
         min_workers: Fewest workers that train.
         limit_s: Seconds to wait where nobody trains.
         decide: Function that decides for workers that ask.
-        is_ready: Function that returns whether this worker may be let in now. What it raises ends
-            the ask.
+        is_ready: Function that returns whether this worker may be let in now. Its argument is
+            whether the worker that it follows, if any, is a member. What it raises ends the ask.
 
     Returns:
         The decision of the members, or of those that asked.
@@ -119,7 +121,7 @@ def ask(
     while not store.check([mine.answer]):
         now_s, word = time.monotonic(), store.get(mine.seen) if store.check([mine.seen]) else ""
         if word != heard:
-            if _is_ready(store, mine, is_ready):
+            if _is_ready(store, mine, word, is_ready):
                 store.set(mine.ready, word)
             alone_s, heard = now_s + SEEN_S, word
         is_alone = now_s >= alone_s
@@ -141,9 +143,9 @@ def ask(
     return found
 
 
-def _is_ready(store: SignedStore, mine: Ask, is_ready: Callable[[], bool]) -> bool:
+def _is_ready(store: SignedStore, mine: Ask, word: str, is_ready: Callable[[bool], bool]) -> bool:
     try:
-        return is_ready()
+        return is_ready(not word.endswith(ORPHAN))
     except BaseException:
         withdraw(store, [mine])
         raise

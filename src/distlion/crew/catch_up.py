@@ -144,6 +144,13 @@ class CatchUp:
             faults.fire(rank=self._own, step=step, point=point, subject=self)
 
 
+def _await_close(catch_up: CatchUp) -> bool:
+    """Wait until this worker is at most a step behind; return False if the attempt fails."""
+    while not catch_up.is_close and not catch_up.problem:
+        time.sleep(_POLL_S)
+    return not catch_up.problem
+
+
 def find_refusal(
     newcomers: Newcomers, rules: Sequence[Aggregation], lanes: OneLane, *, is_local: bool
 ) -> str:
@@ -190,8 +197,8 @@ class Newcomer:
         rendezvous = self._rendezvous
         if self._catch_up is not None:
             self._catch_up.go_on()  # an epoch was not formed
-        while self._catch_up is None or self._catch_up.problem:
-            self.give_up()
+        while self._catch_up is None or not _await_close(self._catch_up):
+            self._leave_donor()
             if not rendezvous.find_last_begun():
                 return None
             if self._tries >= TRIES:
@@ -201,8 +208,6 @@ class Newcomer:
                 return None
             if not self._begin(own):
                 return None
-        if not self._await_close(self._catch_up):
-            return self.find_donor(own)
         if faults.armed:
             faults.fire(rank=own.id, step=0, point="caught_up", subject=self)
         return self._catch_up.donor
@@ -234,30 +239,31 @@ class Newcomer:
         self._began_s = began_s
         return True
 
-    def _await_close(self, catch_up: CatchUp) -> bool:
-        """Wait until this worker is at most a step behind; return False if the attempt fails.
+    def _leave_donor(self) -> None:
+        """Leave a donor with which this worker has not caught up.
 
         Raises:
             CrewError: It is new, and falls behind each time. A member that was left behind joins
                 the old way then.
         """
-        while not catch_up.is_close and not catch_up.problem:
-            time.sleep(_POLL_S)
-        if not catch_up.problem:
-            return True
+        catch_up = self._catch_up
+        if catch_up is None:
+            return
         logger.warning("this worker loses worker %d: %s", catch_up.donor, catch_up.problem)
         self._tries_behind += catch_up.is_behind
+        self.give_up()
         if self._tries_behind >= TRIES and not self._has_entered:
-            self.give_up()
             raise CrewError(
                 f"this worker has fallen behind the others {TRIES} times while it copied their "
                 "parameters; raise handover_rate= or replay_steps= of all members, or give it a "
                 "faster link"
             )
-        return False
 
-    def is_ready(self) -> bool:
+    def is_ready(self, donor_trains: bool) -> bool:
         """Return whether this worker may be let in now; True where it follows nobody.
+
+        Args:
+            donor_trains: Whether its donor is still a member.
 
         Raises:
             LostDonorError: Its donor is gone.
@@ -265,6 +271,8 @@ class Newcomer:
         catch_up = self._catch_up
         if catch_up is None:
             return True
+        if not donor_trains:
+            catch_up.problem = catch_up.problem or "the others train without it"
         if catch_up.problem:
             raise LostDonorError(catch_up.problem)
         return catch_up.is_close

@@ -231,6 +231,7 @@ class Crew:
             max_workers=max_workers,
             store_timeout_s=store_timeout_s,
             store_wait_s=store_wait_s if lanes is None else None,
+            silence_s=silence_s,
         )
         try:
             self._membership = Membership(

@@ -93,16 +93,18 @@ class Donor(Stage):
         return header, Verdict(Status.OK)
 
     def commit(self, buckets: Sequence[Bucket]) -> None:
-        if self._feeds and self._inputs is not None:
-            try:
-                reply = StepReply.of(self._inputs, buckets)
-            except (MemoryError, RuntimeError) as error:  # this step is committed all the same
-                logger.warning("no memory for replies to newcomers, who begin anew: %s", error)
-                for feed in self._feeds:
-                    feed.lose()
-                return
-            for feed in self._feeds:
-                feed.add(reply)
+        feeds = [feed for feed in self._feeds if feed.is_running]
+        if not feeds or self._inputs is None:
+            return
+        try:
+            reply = StepReply.of(self._inputs, buckets)
+        except (MemoryError, RuntimeError) as error:  # this step is committed all the same
+            logger.warning("no memory for replies to newcomers, who begin anew: %s", error)
+            for feed in feeds:
+                feed.lose()
+            return
+        for feed in feeds:
+            feed.add(reply)
 
     def end(self) -> None:
         self._inputs = None
@@ -195,8 +197,12 @@ class Feed:
         return not self._has_stopped
 
     def start(self) -> None:
-        """Begin, on a thread."""
-        run_in_background(self._run, self.ended, "distlion donor")
+        """Begin, on a thread; without one, the newcomer finds nobody and joins another way."""
+        try:
+            run_in_background(self._run, self.ended, "distlion donor")
+        except RuntimeError as error:
+            logger.warning("worker %d cannot serve worker %d: %s", self._own, self._newcomer, error)
+            self._end(None)
 
     def add(self, reply: StepReply) -> None:
         """Take a reply that was just committed; under the lock."""
@@ -224,11 +230,14 @@ class Feed:
                 self._own, self._newcomer, error,
             )  # fmt: skip
         finally:
-            self._has_stopped = True
-            self._waiting.clear()
-            self._listener.close()
-            if link is not None:
-                link.close()
+            self._end(link)
+
+    def _end(self, link: SideLink | None) -> None:
+        self._has_stopped = True
+        self._waiting.clear()
+        self._listener.close()
+        if link is not None:
+            link.close()
 
     def _stream(self, link: SideLink) -> None:
         """Send what there is: replies first, then pieces at their rate, else a beat."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from torch.distributed import DistError
 
-from distlion.crew.admission import find_doubles, list_asks, refuse, withdraw
+from distlion.crew.admission import ORPHAN, find_doubles, list_asks, refuse, withdraw
 from distlion.crew.donor import Donor
 from distlion.crew.epoch import Epoch
 from distlion.crew.lanes import OneLane
@@ -37,6 +37,7 @@ class Lookout:
 
     Attributes:
         ended: Event that ends the thread.
+        asks: Whether this worker asks to be let in, and so shows nobody that one who trains lives.
         donor: What workers that announce themselves are answered by; None for nothing.
     """
 
@@ -48,6 +49,7 @@ class Lookout:
         self._changing, self._looking = threading.Lock(), threading.Lock()
         self._trouble: CrewError | None = None
         self._is_asked = self._is_left_behind = False
+        self.asks = False
         self._heard: dict[int, tuple[str, float]] = {}
         self._has_trained = False
         self.donor: Donor | None = None
@@ -131,7 +133,7 @@ class Lookout:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
                 if not self._lanes.are_whole():
                     continue
-                if self._has_trained and self._lanes.leads:
+                if self._has_trained and self._lanes.leads and not self.asks:
                     self._rendezvous.say_alive(f"{self._id} {self._n_looks}")
             if epoch is not None:
                 self._look(epoch)
@@ -175,14 +177,15 @@ class Lookout:
         refuse(store, [*strangers, *doubles], own, doubles)
         alike = [ask for ask in asks if ask not in (*strangers, *doubles)]
         before, self._heard = self._heard, {}
+        donors = {None, *(member.id for member in epoch.members)}
         for ask in alike:
-            store.set(ask.seen, f"{self._id} {self._n_looks}")
+            orphan = "" if ask.member.donor in donors else ORPHAN
+            store.set(ask.seen, f"{self._id} {self._n_looks}{orphan}")
             word = store.get(ask.ready) if store.check([ask.ready]) else ""
             last = before.get(ask.number, ("", now_s))
             self._heard[ask.number] = last if word == last[0] else (word, now_s)
         withdraw(store, [ask for ask in alike if now_s - self._heard[ask.number][1] > _GONE_S])
         has_place = self._rendezvous.count_places(len(epoch.members)) > 0
-        donors = {None, *(member.id for member in epoch.members)}
         eligible = [self._heard[ask.number] for ask in alike if ask.member.donor in donors]
         return has_place and any(word and at_s == now_s for word, at_s in eligible)
 

@@ -233,7 +233,7 @@ class Membership:
         lost: Collection[int],
         *,
         patience_s: float = QUICK_S,
-        is_ready: Callable[[], bool] = lambda: True,
+        is_ready: Callable[[bool], bool] = lambda _: True,
     ) -> Epoch:
         """Find the next epoch: among survivors, or by asking to be let in.
 
@@ -241,7 +241,7 @@ class Membership:
             own: This worker.
             lost: Places, in the epoch found last, of workers known to be lost.
             patience_s: Seconds within which the others follow this worker.
-            is_ready: Function that returns whether this worker may be let in now.
+            is_ready: Function that returns whether this worker may be let in now (``ask``).
 
         Raises:
             CrewError: The others train with other settings than this worker.
@@ -262,7 +262,7 @@ class Membership:
         lost: Collection[int],
         *,
         patience_s: float,
-        is_ready: Callable[[], bool],
+        is_ready: Callable[[bool], bool],
     ) -> Epoch:
         before, self._previous, found = self._previous, None, None
         # Members that fail twice may reach the store but not each other, and then need others.
@@ -309,7 +309,7 @@ class Membership:
         self._known_begun.add(number)
         self.rendezvous.memory.claimed.add(number)
 
-    def _ask(self, own: Member, is_ready: Callable[[], bool]) -> Epoch:
+    def _ask(self, own: Member, is_ready: Callable[[bool], bool]) -> Epoch:
         """Ask the members to let this worker in; where nobody trains, begin with others that ask.
 
         Raises:
@@ -327,6 +327,7 @@ class Membership:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
             logger.info("worker %d asks to be let in, or waits for %d workers", self.id, least)
+            self.lookout.asks = True
             decision = ask(
                 rendezvous,
                 own,
@@ -340,6 +341,8 @@ class Membership:
             raise
         except RuntimeError as error:
             raise rendezvous.make_gone_error(error) from error
+        finally:
+            self.lookout.asks = False
         assert found is not None  # only workers in it are answered
         return found
 
@@ -412,8 +415,8 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
     """Decide on an epoch of workers that ask, where nobody trains, and answer them.
 
     The most advanced worker's parameters and settings count. Before the first epoch all are taken,
-    and the handshake reports differences. Newcomers alone do not begin while others that have
-    trained live.
+    and the handshake reports differences. Workers that have missed an epoch, or are new, do not
+    begin while others that have trained live.
 
     Args:
         rendezvous: The rendezvous.
@@ -431,7 +434,8 @@ def decide_among(rendezvous: Rendezvous, asks: Sequence[Ask], *, min_workers: in
     ]
     if len(alike) >= min_workers and not rendezvous.has_signs:
         rendezvous.name_crew()  # before the look for others, who may be back by now
-    if not first.epoch and rendezvous.is_somebody_alive():
+    has_missed_some = not first.epoch or first.epoch < rendezvous.find_last_begun()
+    if has_missed_some and rendezvous.is_somebody_alive():
         return
     refuse(rendezvous.store, [each for each in asks if each not in alike], first, doubles)
     if len(alike) >= min_workers:

@@ -96,7 +96,10 @@ class Announcements:
             n_served: Workers that it serves now.
         """
         assert self._next is not None
-        while self._next <= store.add(_COUNT, 0):
+        newest = store.add(_COUNT, 0)
+        if newest < self._next - 1:  # another store, which has come back empty
+            self._next, self._looks = 1, {}
+        while self._next <= newest:
             self._looks[self._next] = 0
             self._next += 1
         for number, looks in list(self._looks.items()):

@@ -444,6 +444,8 @@ class CrewLion(DistributedLion):
         if epoch.takes_state:
             given = carried.take(store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody)
         kept = [{**group} for group in self.param_groups]
+        if epoch.takes_parameters and self._donor is not None:
+            self._donor.stop()  # before the count of steps is that of other parameters
         try:
             if epoch.takes_state:
                 self._take_given(given)
@@ -456,8 +458,6 @@ class CrewLion(DistributedLion):
         # From here on nothing that involves others can fail.
         self._fire_forming("load")
         lifecycle = self._session.lifecycle
-        if epoch.takes_parameters and self._donor is not None:
-            self._donor.stop()
         with deferred_signals("forming an epoch"):
             lifecycle.is_torn = True
             for own, new in taken:

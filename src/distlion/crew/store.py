@@ -89,8 +89,10 @@ _NAME_SERVERS_S = 30
 """Seconds for torch's lookup of the name of each address that it connects to, and for an answer."""
 _TRY_S = 0.1
 MOST_WORKERS = 1024
-ALIVE_S = 2.0
-"""Seconds in which a worker that lives shows itself several times."""
+ALIVE_S = 4.0
+"""Seconds in which a worker that lives shows itself often, also while one call holds it up."""
+_LOOK_S = 0.5
+"""Most seconds that pass between two looks for it; what is longer held this worker up too."""
 _OVER, _SIGNED = "over", "signed"
 MEMBERS_FIRST, TRAINED = "distlion/members first", "distlion/trained"
 """Keys, of no run: newcomers have to wait for members that come back, and some crew has trained."""
@@ -210,6 +212,8 @@ class Rendezvous:
         store_timeout_s: Seconds that the store may be silent.
         store_wait_s: Seconds that this worker waits for a store that is away once it needs it; None
             where a store that is lost ends it.
+        silence_s: Seconds without a heartbeat after which a member is given up. All that have
+            trained count as gone after twice as long without a sign; ``ALIVE_S`` is the least.
 
     Attributes:
         address: Host and port of the store.
@@ -234,6 +238,7 @@ class Rendezvous:
         max_workers: int,
         store_timeout_s: float = STORE_TIMEOUT_S,
         store_wait_s: float | None = STORE_WAIT_S,
+        silence_s: float = ALIVE_S / 2,
     ) -> None:
         self._address = Address(endpoint, run_id, store_timeout_s)
         self.name, self.address = f"{run_id!r} at {endpoint}", self._address.pair
@@ -242,7 +247,8 @@ class Rendezvous:
         self.memory = Memory()
         # Whether this worker saw the store before any epoch was begun in it, and the signs after.
         self._was_new, self._came_s = False, -math.inf
-        self._sign, self._sign_s = "", -math.inf
+        self._alive_s = max(ALIVE_S, 2 * silence_s)
+        self._sign, self._quiet_s, self._looked_s = "", 0.0, -math.inf
         self._address.await_store()
         began_s = time.monotonic()
         # The environment may have bytes that are no text.
@@ -408,11 +414,13 @@ class Rendezvous:
         if not self.has_signs:
             return False
         now_s, word = time.monotonic(), self.store.get(ALIVE)
-        if word != self._sign:  # a first one may be old
-            self._sign, self._sign_s = word, now_s
+        since_s, self._looked_s = min(now_s - self._looked_s, _LOOK_S), now_s
+        # A first word may be old.
+        self._quiet_s = self._quiet_s + since_s if word == self._sign else 0.0
+        self._sign = word
         if self._was_new:
             self._was_new, self._came_s = False, now_s
-        return now_s < max(self._came_s + RETURN_S, self._sign_s + ALIVE_S)
+        return now_s < self._came_s + RETURN_S or self._quiet_s < self._alive_s
 
     def find_last_begun(self) -> int:
         """Return the last epoch that has begun, or was claimed to be the first one; 0 before.
