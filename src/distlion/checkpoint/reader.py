@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,8 +139,10 @@ class Reader:
         check_kinds(model, scheduler)
         try:
             tree: dict[str, Any] = json.loads(bytes(self._own.read(TREE).numpy()))
+            self._check_digest(tree)
+            tree, saved = name_as(model, optimizer, tree, self._read_model(tree))
             self._check_layout(tree, optimizer, model)
-            saved = self._read_model(tree) | self._take_left_out(tree, model)
+            saved |= self._take_left_out(tree, model)
             aliases = tree["aliases"].items()
             saved |= {name: saved[other] for name, other in aliases if name not in saved}
             outside = self._take_outside(tree, saved)
@@ -159,6 +161,13 @@ class Reader:
         if scheduler is not None:
             check_schedule(self.folder, schedule, scheduler)
         return Parsed(saved, outside, state, schedule, extra, around)
+
+    def _check_digest(self, tree: Mapping[str, Any]) -> None:
+        if digest_layout(tree["layout"]) != self.manifest.layout:
+            raise CheckpointError(
+                f"{self._own.path} lists other parameters than the manifest of {self.folder}. "
+                "Expected the same ones. Load an earlier checkpoint by its name"
+            )
 
     def _check_layout(
         self, tree: Mapping[str, Any], optimizer: VotingBase, model: nn.Module
@@ -182,11 +191,6 @@ class Reader:
                     f"parameter {index} of the optimizer was {_say(then)} when {self.folder} was "
                     f"saved, and is {_say(now)} now"
                 )
-        if digest_layout(saved) != self.manifest.layout:
-            raise CheckpointError(
-                f"{self._own.path} lists other parameters than the manifest of {self.folder}. "
-                "Expected the same ones. Load an earlier checkpoint by its name"
-            )
         self._check_division(tree, optimizer, [name for name, *_ in saved])
 
     def _check_division(
@@ -319,6 +323,54 @@ class Reader:
                 f"{files[0].path}: {what} is {whole.dtype}; expected {dtype}, as its layout says"
             )
         return whole.reshape(shape)
+
+
+_WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")
+"""The words that DDP, ``torch.compile`` and Fabric put before each name."""
+
+
+def find_wrappers(names: Iterable[str]) -> str:
+    """Return the words of wrappers before all of these names; "" for none."""
+    found, inside = "", [name for name in names if not name.startswith(OUTSIDE)]
+    while inside:
+        more = [each for each in _WRAPPERS if all(name.startswith(found + each) for name in inside)]
+        if not more:
+            break
+        found += more[0]
+    return found
+
+
+def _rename(then: Iterable[str], now: Iterable[str]) -> Callable[[str], str]:
+    """Return a function that gives a name the wrappers of the names ``now`` for those ``then``."""
+    before, after = find_wrappers(then), find_wrappers(now)
+    return lambda name: name if name.startswith(OUTSIDE) else after + name.removeprefix(before)
+
+
+def name_as(
+    model: nn.Module, optimizer: VotingBase, tree: Mapping[str, Any], saved: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give what was saved the names that it has in a model, which may be wrapped otherwise.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer, whose parameters may have other wrappers than the model's state.
+        tree: The tree of a process.
+        saved: Its model's state by name.
+
+    Returns:
+        Both, with other names.
+    """
+    aliases, left_out, layout = tree["aliases"], tree.get("left_out", {}), tree["layout"]
+    present = describe_layout(model, optimizer)
+    voted = _rename([name for name, *_ in layout], [name for name, *_ in present])
+    held = _rename([*saved, *aliases, *left_out], model.state_dict())
+    renamed = {
+        **tree,
+        "layout": [[voted(name), *rest] for name, *rest in layout],
+        "aliases": {held(name): held(other) for name, other in aliases.items()},
+        "left_out": {held(name): digest for name, digest in left_out.items()},
+    }
+    return renamed, {held(name): value for name, value in saved.items()}
 
 
 def _say(parameter: Sequence[Any]) -> str:
