@@ -33,7 +33,8 @@ torchft has an interpreter of its own, for it is no part of the project:
     build/venv-torchft/bin/pip install -c constraints.txt torchft==0.2.0 numpy
 
 Without it torchft is left out. Prints Markdown, or JSON with --json; with --results also writes
-crew_PART.json and crew_PART.md into FOLDER.
+crew_PART.json and crew_PART.md into FOLDER. With --add, rows of the parts "sizes" and "losses" that
+this call does not measure stay there.
 """
 
 from __future__ import annotations
@@ -147,16 +148,16 @@ def plan_of(part: str, size: Size) -> list[PlannedEvent]:
 
 def play_sizes(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Let systems take turns with each size and rate, in parts "sizes" and "losses"."""
-    conditions = read_conditions() | {
-        "networks": "; ".join(f"{name}: {describe(SIZES[name])}" for name in args.sizes),
-    }
+    now = read_conditions()
+    conditions = {name: now[name] for name in ("torch", "python", "cores")}
+    conditions["networks"] = "; ".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
     systems = args.systems or (SIZED if part == "sizes" else COMPARED)
     missing = {name: "not installed" for name in systems if not is_there(name)}
     runs: list[dict[str, Any]] = []
     for size, number, rate, name in product(args.sizes, range(args.rounds), args.rates, systems):
         if name in missing:
             continue
-        plan = plan_of(part, SIZES[size])
+        plan, load = plan_of(part, SIZES[size]), os.getloadavg()[0]
         place = folder / f"{size}-{rate}-{name}-{number}"
         place.mkdir(parents=True)
         n_workers = max(START_LARGE_WITH, 1 + max(event.worker for event in plan))
@@ -167,9 +168,22 @@ def play_sizes(part: str, args: argparse.Namespace, folder: Path) -> dict[str, A
         summary = summarize(read_logs(place), record)
         told = {"system": name, "size": size, "rate": rate, "round": number}
         told |= {"tuning": record["tuning"], "n_parameters": SIZES[size].n_parameters}
+        loads = f"load average {load:.2f} to {os.getloadavg()[0]:.2f}"
+        told["measured"] = f"{now['commit']}, {now['date']}, {loads}"
         runs.append({**told, **summary})
-    conditions["load_average_after"] = round(os.getloadavg()[0], 2)
     return {"conditions": conditions, "left_out": missing, "runs": runs}
+
+
+def add_runs(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with the runs of two; later ones replace those of their rows."""
+    places = {_find_place(run) for run in after["runs"]}
+    runs = [run for run in before["runs"] if _find_place(run) not in places] + after["runs"]
+    runs.sort(key=lambda run: (run["n_parameters"], run["rate"], run["system"], run["round"]))
+    return {**after, "left_out": before["left_out"] | after["left_out"], "runs": runs}
+
+
+def _find_place(run: dict[str, Any]) -> tuple[str, str, str]:
+    return run["size"], run["rate"], run["system"]
 
 
 def play_timeline(folder: Path) -> dict[str, Any]:
@@ -215,6 +229,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="of sizes and losses")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
+    parser.add_argument("--add", action="store_true", help="keep other rows of sizes and losses")
     parser.add_argument("--keep", type=Path, help="folder of the logs, which are lost otherwise")
     args = parser.parse_args()
     # So that all processes are ended on the way out.
@@ -228,6 +243,8 @@ def main() -> None:
         result = json.loads(json.dumps(result))
         if args.results is not None:
             file = args.results / f"crew_{part}.json"
+            if args.add and part in ("sizes", "losses") and file.exists():
+                result = add_runs(json.loads(file.read_text()), result)
             file.write_text(json.dumps(result, indent=1) + "\n")
             file.with_suffix(".md").write_text(write(result))
         print(json.dumps(result) if args.json else write(result))

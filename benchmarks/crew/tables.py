@@ -160,6 +160,7 @@ def write_cost(result: dict[str, Any]) -> str:
 SIZE_HEAD = ["parameters", "link", "system", "usual step", "join: others", "join: change itself"]
 SIZE_HEAD += ["join: newcomer"]
 SIZE_HEAD += ["kill: others", "stop: others", "woken: others", "peak GiB", "forks", "accidents"]
+SIZE_HEAD += ["commit, date, load of the machine"]
 SIZE_NOTES = """\
 Events come one at a time, each once all train together: three joins, two kills, one stop that is
 longer than a step may be silent. Seconds: median, worst and number. *Others* are their longest
@@ -197,12 +198,12 @@ def _write_runs(
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for run in result["runs"]:
         groups.setdefault((f"{run['n_parameters']:,}", run["rate"], run["system"]), []).append(run)
-    rows = [[*place, *tell(runs)] for place, runs in groups.items()]
+    rows = [[*place, *tell(runs), runs[-1]["measured"]] for place, runs in groups.items()]
     return "\n".join([*lines, *_draw(head, rows), ""])
 
 
 LOSS_HEAD = ["parameters", "link", "system", "usual step", "to the next step", "to a new step"]
-LOSS_HEAD += ["steps lost", "peak GiB", "forks", "accidents"]
+LOSS_HEAD += ["steps lost", "peak GiB", "forks", "accidents", "commit, date, load of the machine"]
 LOSS_NOTES = """\
 Three workers train and make a checkpoint every 20 steps, in one folder for all. All of them are
 killed by SIGKILL at one moment, and started again at once; twice in a run. The program that keeps
@@ -229,14 +230,12 @@ def _tell_losses(runs: list[dict[str, Any]]) -> list[str]:
 
 def _tell_sizes(runs: list[dict[str, Any]]) -> list[str]:
     usual_s = statistics.median(run["usual_step_s"] for run in runs)
-    events = [
-        {
-            **event,
-            **{name: max(0.0, event[name] - run["usual_step_s"]) for name in PAUSES & {*event}},
-        }
-        for run in runs
-        for event in run["events"]
-    ]
+    events = []
+    for run in runs:
+        for event in run["events"]:
+            ended = {name for name in PAUSES & {*event} if event[name] is not None}
+            beyond = {name: max(0.0, event[name] - run["usual_step_s"]) for name in ended}
+            events.append(event | beyond)
     asked = (
         *(("join", "pause_s"), ("join", "change_s"), ("join", "joined_s"), ("kill", "pause_s")),
         *(("stop", "pause_s"), ("stop", "return_pause_s")),

@@ -215,9 +215,14 @@ class Newcomer:
     def _begin(self, own: Member) -> bool:
         """Find a donor, and begin; return False where nobody offers."""
         rendezvous, began_s = self._rendezvous, time.monotonic()
+
+        def look() -> None:
+            rendezvous.check_open()
+            rendezvous.is_somebody_alive()  # if nobody offers, this silence counts as well
+
         rendezvous.check_secret()
         number = announce(rendezvous.store, own)
-        offer = await_offer(rendezvous.store, number, limit_s=OFFER_S, check=rendezvous.check_open)
+        offer = await_offer(rendezvous.store, number, limit_s=OFFER_S, check=look)
         if offer is None or offer.donor is None:
             why = "no member has offered its parameters" if offer is None else offer.why
             logger.info("worker %d joins while others wait: %s", own.id, why)
