@@ -283,7 +283,7 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: who asks keeps others that ask from beginning",
         "crew/lookout.py",
-        " and not self.asks:",
+        " and not self.is_outside:",
         ":",
         ("crew/test_rendezvous.py",),
     ),

@@ -18,6 +18,13 @@ JOIN_MUTATIONS = (
         ("simulation/test_simulated_joins.py", *DONOR),
     ),
     Mutation(
+        "join: a member that was left behind tells newcomers that their donor does not train",
+        "crew/lookout.py",
+        "if not is_left_behind:  # who is",
+        "if True:  # who is",
+        ("crew/test_admission.py",),
+    ),
+    Mutation(
         "join: attempts in which a newcomer falls behind are not counted",
         "crew/catch_up.py",
         "self._tries_behind += catch_up.is_behind",

@@ -132,7 +132,7 @@ STATES = (
     Mutation(
         "a manifest may list other parameters",
         "checkpoint/reader.py",
-        "if digest_layout(saved) != self.manifest.layout:",
+        'if digest_layout(tree["layout"]) != self.manifest.layout:',
         "if False:",
         TWICE,
     ),

@@ -10,6 +10,7 @@ import pytest
 
 from distlion.crew import CrewLion
 from distlion.crew.donor import Donor
+from distlion.crew.epoch import Epoch
 from distlion.crew.replies import Replica, StepReply
 from simulation.crews.plan import Coming, CrewFault, CrewPlan, draw_join_plan
 from simulation.crews.play import CrewOutcome, play_crew
@@ -102,8 +103,12 @@ def test_a_member_whose_parameters_will_be_others_gives_them_to_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before its count of steps is that of the others' parameters."""
-    take, stop = CrewLion._take_given, Donor.stop
+    enter, take, stop = CrewLion._enter, CrewLion._take_given, Donor.stop
     stopped, n_taken = set[int](), 0
+
+    def forget_and_enter(optimizer: CrewLion, epoch: Epoch) -> None:
+        stopped.discard(id(optimizer._donor))
+        enter(optimizer, epoch)
 
     def note_and_stop(donor: Donor) -> None:
         stopped.add(id(donor))
@@ -116,6 +121,7 @@ def test_a_member_whose_parameters_will_be_others_gives_them_to_nobody(
             assert id(optimizer._donor) in stopped
         take(optimizer, given)
 
+    monkeypatch.setattr(CrewLion, "_enter", forget_and_enter)
     monkeypatch.setattr(Donor, "stop", note_and_stop)
     monkeypatch.setattr(CrewLion, "_take_given", check_and_take)
     for seed in (2, 3):  # one that dies after a commit leaves another one a step behind

@@ -135,6 +135,18 @@ def test_one_that_is_seen_waits_for_as_long_as_it_is_seen(monkeypatch: pytest.Mo
     look.ended.set()
 
 
+def test_a_member_that_was_left_behind_answers_nobody() -> None:
+    store = make_store()
+    asked = put_ask(store, 1, replace(make_member(7, epoch=0), donor=4), is_ready=True)
+    look, members = make_lookout(store), make_epoch(store, 0, 1)
+    look._rendezvous.find_last_begun = lambda: members.number + 1  # type: ignore[method-assign]
+    look.watch(members, longest_operation_s=1, users_operation_s=1)
+    look._look(members)
+    assert look.is_left_behind
+    assert not store.check([asked.seen])
+    look.ended.set()
+
+
 def test_one_that_has_died_ends_no_second_epoch() -> None:
     store = make_store()
     put_ask(store, 1, make_member(7), is_ready=True)

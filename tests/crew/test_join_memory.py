@@ -48,8 +48,8 @@ def replay_late(store: Any) -> None:
             store.wait(["filled"])
         replay(replica, reply)
 
-    def tell(newcomer: Newcomer) -> bool:
-        found = is_ready(newcomer)
+    def tell(newcomer: Newcomer, donor_trains: bool) -> bool:
+        found = is_ready(newcomer, donor_trains)
         if found:
             store.set("ready", "")
         return found

@@ -134,12 +134,12 @@ def test_who_asks_shows_nobody_that_one_who_trains_lives(monkeypatch: pytest.Mon
     )
     lanes: Any = SimpleNamespace(leads=True, are_whole=lambda: looked.set() or True)
     look = lookout.Lookout(rendezvous, 0, lanes)
-    look._has_trained = look.asks = True
+    look.is_outside = look._has_trained = True
     for _ in range(3):
         looked.clear()
         assert looked.wait(10)
     assert said == []
-    look.asks = False
+    look.is_outside = False
     await_true(lambda: bool(said))
     look.ended.set()
 

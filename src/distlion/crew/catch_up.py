@@ -245,7 +245,7 @@ class Newcomer:
         return True
 
     def _leave_donor(self) -> None:
-        """Leave a donor with which this worker has not caught up.
+        """Leave a donor with which this worker has not caught up, if there is one.
 
         Raises:
             CrewError: It is new, and falls behind each time. A member that was left behind joins
@@ -303,7 +303,7 @@ class Newcomer:
     def _note_late(self) -> None:
         """Leave a donor that is lost, or whose last replies were late too often."""
         if self._catch_up is None or self._catch_up.problem:
-            self.give_up()
+            self._leave_donor()
             return
         self._tries_late += 1
         if self._tries_late >= TRIES:

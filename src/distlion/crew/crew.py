@@ -168,7 +168,8 @@ class Crew:
             do not need it; to let workers in, to go on after a loss and to finish do.
         silence_s: Seconds without a heartbeat after which the others give a member up that they
             wait for; one that computes for long keeps its place, unless a single call holds
-            Python's lock for as long. 1 or more.
+            Python's lock for as long. 1 or more. After a loss of all members, new workers wait
+            twice as long, and 4 s at least, before they begin anew.
 
     Raises:
         InvalidArgumentError: A value is out of range.

@@ -37,7 +37,8 @@ class Lookout:
 
     Attributes:
         ended: Event that ends the thread.
-        asks: Whether this worker asks to be let in, and so shows nobody that one who trains lives.
+        is_outside: True while this worker asks to be let in, or after it has formed no epoch. Then
+            it gives no sign that somebody trains.
         donor: What workers that announce themselves are answered by; None for nothing.
     """
 
@@ -49,7 +50,7 @@ class Lookout:
         self._changing, self._looking = threading.Lock(), threading.Lock()
         self._trouble: CrewError | None = None
         self._is_asked = self._is_left_behind = False
-        self.asks = False
+        self.is_outside = False
         self._heard: dict[int, tuple[str, float]] = {}
         self._has_trained = False
         self.donor: Donor | None = None
@@ -133,7 +134,7 @@ class Lookout:
             with suppress(DistError):  # a store that is gone is noticed where it is needed
                 if not self._lanes.are_whole():
                     continue
-                if self._has_trained and self._lanes.leads and not self.asks:
+                if self._has_trained and self._lanes.leads and not self.is_outside:
                     self._rendezvous.say_alive(f"{self._id} {self._n_looks}")
             if epoch is not None:
                 self._look(epoch)
@@ -143,9 +144,10 @@ class Lookout:
         try:
             if self._lanes.leads:
                 is_left_behind = self._rendezvous.find_last_begun() > epoch.number
-                with self._looking:
-                    is_asked = self._look_for_asks(epoch)
-                    self._answer_announcements(epoch)
+                if not is_left_behind:  # who is speaks for nobody that trains
+                    with self._looking:
+                        is_asked = self._look_for_asks(epoch)
+                        self._answer_announcements(epoch)
         except CrewError as error:  # a stranger writes to the store
             self._trouble = error
             return

@@ -265,6 +265,7 @@ class Membership:
         is_ready: Callable[[bool], bool],
     ) -> Epoch:
         before, self._previous, found = self._previous, None, None
+        self.lookout.is_outside = False
         # Members that fail twice may reach the store but not each other, and then need others.
         is_over = self.lookout.pause() or self.patience.failures > 1
         if before is not None and not is_over:
@@ -327,7 +328,7 @@ class Membership:
                 # With an unreachable member, the others would try to form epochs forever.
                 self.ended.wait(self.patience.find_pause_s())
             logger.info("worker %d asks to be let in, or waits for %d workers", self.id, least)
-            self.lookout.asks = True
+            self.lookout.is_outside = True
             decision = ask(
                 rendezvous,
                 own,
@@ -342,7 +343,7 @@ class Membership:
         except RuntimeError as error:
             raise rendezvous.make_gone_error(error) from error
         finally:
-            self.lookout.asks = False
+            self.lookout.is_outside = False
         assert found is not None  # only workers in it are answered
         return found
 

@@ -101,9 +101,8 @@ class CrewLion(DistributedLion):
         check_options(options, lanes)
         timeouts = limit_forming(timeouts)
         self._membership, self._buffers, self._local = membership, list_buffers(buffers), local
-        self._whole_epoch = 0
+        self._whole_epoch, self._donor_groups = 0, list[dict[str, Any]]()
         self._newcomer: Newcomer | None = None
-        self._donor_groups: list[dict[str, Any]] = []
         super().__init__(params, *args, timeouts=timeouts, **options)
         if self._sharding is None:
             check_whole(self._all_params())
@@ -290,6 +289,7 @@ class CrewLion(DistributedLion):
         try:
             self._form(lost, patience_s)
         except BaseException:
+            self._membership.lookout.is_outside = True
             if self._newcomer is not None:
                 self._newcomer.give_up()
             raise

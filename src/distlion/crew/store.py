@@ -92,7 +92,7 @@ MOST_WORKERS = 1024
 ALIVE_S = 4.0
 """Seconds in which a worker that lives shows itself often, also while one call holds it up."""
 _LOOK_S = 0.5
-"""Most seconds that pass between two looks for it; what is longer held this worker up too."""
+"""Most seconds that count between two looks for it: in a longer pause this worker was held up."""
 _OVER, _SIGNED = "over", "signed"
 MEMBERS_FIRST, TRAINED = "distlion/members first", "distlion/trained"
 """Keys, of no run: newcomers have to wait for members that come back, and some crew has trained."""
@@ -322,7 +322,7 @@ class Rendezvous:
 
     def note_entered(self) -> None:
         """Note that this worker has what it needed from the store: an epoch."""
-        self._waited_s = 0.0
+        self._waited_s, self._was_new = 0.0, False
 
     @property
     def is_away(self) -> bool:
