@@ -179,7 +179,10 @@ def add_runs(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     places = {_find_place(run) for run in after["runs"]}
     runs = [run for run in before["runs"] if _find_place(run) not in places] + after["runs"]
     runs.sort(key=lambda run: (run["n_parameters"], run["rate"], run["system"], run["round"]))
-    return {**after, "left_out": before["left_out"] | after["left_out"], "runs": runs}
+    left_out = before["left_out"] | after["left_out"]
+    measured = {run["system"] for run in runs} | {f"{run['system']}, {run['size']}" for run in runs}
+    left_out = {name: why for name, why in left_out.items() if name not in measured}
+    return {**after, "left_out": left_out, "runs": runs}
 
 
 def _find_place(run: dict[str, Any]) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from event_plan import START_WITH, PlannedEvent
 from fleet import POLL_S, Fleet, SoakError
 from systems import System, build_system
 
-SETTLE_LIMIT_S, SETTLE_SILENCES = 90.0, 7
+SETTLE_LIMIT_S, SETTLE_SILENCES = 90.0, 20
 """Seconds, or times ``silence_s``: beyond them the next event comes, though not all train again."""
 STEPS_LIMIT_S = 1200.0
 QUIET_S = 5.0

@@ -236,7 +236,7 @@ def test_rows_that_are_measured_again_replace_those_of_a_record(crew: Any) -> No
         place = {"size": f"{n_parameters}m", "rate": "1gbit", "system": system, "round": 0}
         return {"n_parameters": n_parameters, "measured": commit, **place}
 
-    before = {"conditions": {"a": 1}, "left_out": {"x": "y"}}
+    before = {"conditions": {"a": 1}, "left_out": {"x": "y", "two": "not installed"}}
     before["runs"] = [make(25, "one", "old"), make(25, "two", "old")]
     after = {"conditions": {"a": 2}, "left_out": {}}
     after["runs"] = [make(25, "two", "new"), make(1, "two", "new")]

@@ -96,7 +96,7 @@ class VoteMeter:
             forming an epoch.
             ``grad_norm``: ``optimizer.grad_norm`` of the last step; only with ``clip_norm``.
             ``margin``, ``ties``, ``agreement``, ``coherence``: means over parameters of the last
-            diagnosis (``distlion.optim.Diagnosis``); only with ``agreement``, once for each
+            diagnosis (``distlion.step.Diagnosis``); only with ``agreement``, once for each
             diagnosis. The result is empty if there was no step.
         """
         if not self._step_s:
