@@ -2,7 +2,9 @@ import dataclasses
 import html
 import io
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,8 @@ GIVEN = {
     "--link": "10gbit",
     "--compute-s": "0.8",
 }
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def plan(*more, **changes):
@@ -305,3 +309,40 @@ def test_local_steps_are_in_the_json():
     assert [each["every"] for each in record["local_steps"]["local"]] == [4, 8, 16, 32]
     assert len(record["sites"]) == 15
     assert record["sites"][0]["latency_s"] == 0.05
+
+
+def test_the_guide_quotes_what_plan_says():
+    text = (DOCS / "how-to" / "slow-link.md").read_text()
+    (quoted,) = re.findall(r"^(Compress: .*) \[\.\.\.\]$", text, re.MULTILINE)
+    assert quoted in " ".join(plan().stdout.split())
+
+
+LINKS = ("100mbit", "1gbit", "10gbit", "25gbit", "100gbit")
+SIZES = {"million": "M", "billion": "B"}
+
+
+def read_forecasts():
+    """Read the table of the page that helps to decide: size, seconds, link and what it says."""
+    text = (DOCS / "is-it-for-me.md").read_text()
+    row = r"^\| (\d+) (million|billion).*?, ([\d.]+) s ((?:\| [^|]+){5})\|$"
+    for number, unit, seconds, cells in re.findall(row, text, re.MULTILINE):
+        for link, cell in zip(LINKS, cells.strip("| ").split(" | "), strict=True):
+            yield number + SIZES[unit], seconds, link, cell
+
+
+FORECASTS = list(read_forecasts())
+
+
+def test_a_page_has_forecasts_of_three_sizes():
+    assert len(FORECASTS) == 3 * len(LINKS)
+
+
+@pytest.mark.parametrize(("params", "seconds", "link", "cell"), FORECASTS)
+def test_forecasts_of_a_page_are_those_of_plan(params, seconds, link, cell):
+    text = plan(nodes="4", gpus_per_node="1", params=params, compute_s=seconds, link=link).stdout
+    if cell == "no gain":
+        assert DO_NOT_COMPRESS in text
+    else:
+        (times,) = re.findall(r"([\d.]+) times as fast", " ".join(text.split()))
+        digits = len(cell.replace(".", ""))
+        assert float(f"{float(times):.{digits}g}") == float(cell)
