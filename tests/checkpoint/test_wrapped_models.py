@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +28,25 @@ class Tied(nn.Module):
         self.register_buffer("scale", torch.rand(2))
 
 
+class Forward(nn.Module):
+    """A wrapper whose state has the model's names, and whose parameters have longer ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = model
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return self._forward_module.state_dict(*args, **options)
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        return self._forward_module.load_state_dict(*args, **options)
+
+
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "bare": lambda model: model,
     "compiled": torch.compile,  # type: ignore[dict-item]
     "parallel": nn.DataParallel,
+    "fabric": Forward,
     "both": lambda model: torch.compile(nn.DataParallel(model)),  # type: ignore[return-value]
 }
 
@@ -71,6 +87,7 @@ def test_the_names_of_another_model_are_refused_as_before(tmp_path: Path) -> Non
         (["module.weight", "module.bias"], "module."),
         (["_orig_mod.module.a", "_orig_mod.module.b"], "_orig_mod.module."),
         (["modules.a"], ""),
+        (["module." * 9 + "a"], "module." * 8),
     ],
 )
 def test_only_words_before_every_name_are_a_wrappers(names: list[str], found: str) -> None:

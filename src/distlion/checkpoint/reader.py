@@ -326,13 +326,14 @@ class Reader:
 
 
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")
-"""The words that DDP, ``torch.compile`` and Fabric put before each name."""
+"""Prefixes of names in the state of DDP, of ``torch.compile`` and of Fabric's wrapper."""
+_MOST_WRAPPERS = 8
 
 
 def find_wrappers(names: Iterable[str]) -> str:
-    """Return the words of wrappers before all of these names; "" for none."""
+    """Return the prefix of wrappers that all of these names have; "" for none."""
     found, inside = "", [name for name in names if not name.startswith(OUTSIDE)]
-    while inside:
+    for _ in range(_MOST_WRAPPERS if inside else 0):
         more = [each for each in _WRAPPERS if all(name.startswith(found + each) for name in inside)]
         if not more:
             break
@@ -349,7 +350,7 @@ def _rename(then: Iterable[str], now: Iterable[str]) -> Callable[[str], str]:
 def name_as(
     model: nn.Module, optimizer: VotingBase, tree: Mapping[str, Any], saved: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give what was saved the names that it has in a model, which may be wrapped otherwise.
+    """Rename what was saved as in a model, which may have other wrappers around it.
 
     Args:
         model: The model.
