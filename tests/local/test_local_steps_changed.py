@@ -180,3 +180,28 @@ def test_the_common_point_is_on_a_device() -> None:
     with pytest.raises(UnsupportedTypeError, match="common_device=3: expected a device"):
         make(common_device=3)
     assert make(common_device=torch.device("cpu"))[0].common_point[0].device.type == "cpu"
+
+
+def test_weights_loaded_after_a_state_are_found_at_the_first_step() -> None:
+    """Accelerate loads each optimizer's own state when it prepares it."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = distlion.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), every=2)
+    optimizer.load_state_dict(optimizer.state_dict())
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(StepInputError, match="written to between two periods"):
+        optimizer.step()
+
+
+def test_a_state_may_be_loaded_before_its_weights() -> None:
+    saved, model = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    first = distlion.LocalSteps(torch.optim.SGD(saved.parameters(), lr=0.1), every=2)
+    optimizer = distlion.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), every=2)
+    optimizer.load_state_dict(first.state_dict())
+    model.load_state_dict(saved.state_dict())
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert optimizer.committed_step == 1

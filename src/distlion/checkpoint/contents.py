@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -26,8 +26,9 @@ from distlion.peers.ownership import MomentumOwnership
 from distlion.peers.replicas import fold_digests
 from distlion.step.param import list_plain, view_row
 
-LOCAL = "local"
-"""Key of the tree: state of one worker or of all that is not a row of ``worker-...`` files."""
+LOCAL, LOCAL_NAMES = "local", "local_names"
+"""Keys of the tree: state of one worker or of all that is not a row of ``worker-...`` files; names
+of the inner optimizer's parameters."""
 
 Build = Callable[[str, torch.Size], Tensor | None]
 """A function that returns this worker's start value of a per-worker tensor, or None to reset."""
@@ -175,8 +176,9 @@ def parse_local(
     for index, entry in saved["state"].items():
         state[index] = {}
         for key, found in entry.items():
-            value = build(found["row"], params[index].shape) if "row" in found else found["value"]
-            if value is None:  # a fresh state has nothing, rather than zeros
+            row = found.get("row")
+            value = found["value"] if row is None else build(row, params[index].shape)
+            if row is not None and value is None:  # a fresh state has nothing, rather than zeros
                 state.pop(index)
                 break
             state[index][key] = value
@@ -265,6 +267,7 @@ def collect(
     common: set[str] = set()
     if local is not None:
         tree[LOCAL], rows = collect_local(local, tensors)
+        tree[LOCAL_NAMES] = name_params(model, list_params(local))
         momenta[ownership.workers[0]] |= rows
         common = replace_by_common(model, local, entries)
     voted = list_params(optimizer)
@@ -344,18 +347,23 @@ def _describe(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), *kind
 
 
+def name_params(model: nn.Module, params: Sequence[Tensor]) -> list[str]:
+    """Name parameters as in a model, and those outside of it by their numbers."""
+    names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
+    return [names.get(param, f"{OUTSIDE}{number}") for number, param in enumerate(params)]
+
+
 def describe_layout(model: nn.Module, optimizer: VotingBase) -> list[list[Any]]:
     """List the optimizer's parameters in order: [name, shape, dtype, dtype of the momentum].
 
     The last one is None for a parameter that was never trained and so has no momentum.
     """
-    names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
-    layout = []
-    for index, param in enumerate(list_params(optimizer)):
+    layout, params = [], list_params(optimizer)
+    for name, param in zip(name_params(model, params), params, strict=True):
         exp_avg = optimizer.state.get(param, {}).get("exp_avg")
         layout.append(
             [
-                names.get(param, f"{OUTSIDE}{index}"),
+                name,
                 list(param.shape),
                 str(param.dtype),
                 None if exp_avg is None else str(exp_avg.dtype),

@@ -161,7 +161,7 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
             return
         # By age: a run that resumed from an earlier step leaves folders of later steps.
         others = [root / name for name in list_complete(root) if name != own.name]
-        others.sort(key=lambda folder: folder.stat().st_mtime_ns)
+        others.sort(key=_find_age)
         for folder in others[: max(0, len(others) - keep_last + 1)]:
             # A folder that is half removed must not look like a checkpoint.
             hidden = root / f"{PARTIAL}{folder.name}"
@@ -169,6 +169,12 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
             discard(hidden)
     except OSError as error:
         logger.warning("earlier checkpoints in %s could not be removed: %s", root, error)
+
+
+def _find_age(folder: Path) -> int:
+    """Return the time of a checkpoint's manifest: the folder's moves with each file put into it."""
+    manifest = folder / MANIFEST
+    return (manifest if manifest.exists() else folder).stat().st_mtime_ns
 
 
 def _describe_absence(path: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distlion.checkpoint.contents import (
+    LOCAL_NAMES,
     OUTSIDE,
     ParsedLocal,
     check_kinds,
@@ -20,6 +21,7 @@ from distlion.checkpoint.contents import (
     digest_entries,
     digest_layout,
     list_params,
+    name_params,
     parse_local,
 )
 from distlion.checkpoint.folder import Manifest, find_checkpoint, read_manifest
@@ -150,9 +152,10 @@ class Reader:
             state = self._read_optimizer(tree, optimizer)
             schedule = decode_tree(tree["scheduler"], self._own.take)
             extra = decode_tree(tree["extra"], self._own.take)
-            around = (
-                None if local is None else parse_local(tree, local, self._own.take, self._build_own)
-            )
+            around = None
+            if local is not None:
+                self._check_local_names(tree, name_params(model, list_params(local)))
+                around = parse_local(tree, local, self._own.take, self._build_own)
         except CheckpointError:
             raise
         # Forged indices, sizes and shapes can raise any error.
@@ -192,6 +195,18 @@ class Reader:
                     f"saved, and is {_say(now)} now"
                 )
         self._check_division(tree, optimizer, [name for name, *_ in saved])
+
+    def _check_local_names(self, tree: Mapping[str, Any], present: Sequence[str]) -> None:
+        """Check that the inner optimizer has the saved parameters in the saved order."""
+        saved = tree.get(LOCAL_NAMES, present)  # earlier versions saved none
+        rename = _rename(saved, present)
+        for index, (then, now) in enumerate(zip(saved, present, strict=False)):
+            if rename(then) != now:
+                raise CheckpointError(
+                    f"parameter {index} of the inner optimizer was {then} when {self.folder} was "
+                    f"saved, and is {now} now. Expected the same order. Make the inner optimizer "
+                    "from the parameters in the saved order"
+                )
 
     def _check_division(
         self, tree: Mapping[str, Any], optimizer: VotingBase, names: Sequence[str]

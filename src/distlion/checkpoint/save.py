@@ -202,9 +202,15 @@ def _find_root(path: str | os.PathLike[str]) -> Path:
     """Return a folder's absolute path: the script may change its folder during the save.
 
     Raises:
-        CheckpointError: It has the name of a single checkpoint, and would be loaded as one.
+        CheckpointError: It is an address such as s3://..., or has the name of a single checkpoint,
+            and would be loaded as one.
         TypeError, ValueError: It is no path, or no file can have that name.
     """
+    if "://" in os.fspath(path):
+        raise CheckpointError(
+            f"{path} is an address. Expected a folder of a file system. Save there, and copy "
+            "finished checkpoints to the address"
+        )
     root = Path(path).absolute()
     if is_name(root.name):
         raise CheckpointError(

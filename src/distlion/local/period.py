@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError
-from distlion.local.write_check import WriteCheck
+from distlion.local.write_check import WriteCheck, list_moved
 
 
 class LocalPeriod:
@@ -24,6 +24,7 @@ class LocalPeriod:
         self._trained: dict[Tensor, bool] = {}
         self._names: dict[Tensor, str] = {}
         self._checks: list[WriteCheck] = []  # of different parameters
+        self._loaded: list[tuple[Tensor, Tensor]] = []
         self._written: str | None = None
 
     def know(self, names: Mapping[Tensor, str]) -> None:
@@ -42,22 +43,33 @@ class LocalPeriod:
         Args:
             pairs: Each with its common point, or another tensor that keeps its value.
         """
-        self._checks, self._written = [], None
+        self._checks, self._loaded, self._written = [], [], None
         self.take_added(pairs)
 
     def take_added(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Note the values of parameters that were added."""
         self._checks.append(WriteCheck(*([pair[place] for pair in pairs] for place in (0, 1))))
 
-    def set_progress(self, calls: int, since: int) -> None:
-        """Continue from a loaded state; parameters may be loaded before or after it."""
+    def set_progress(
+        self, calls: int, since: int, pairs: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> None:
+        """Continue from a loaded state; parameters may be loaded before or after it.
+
+        Args:
+            calls: As the attribute.
+            since: As the attribute.
+            pairs: Parameters that have to be at their common points before the first step of a
+                period, each with it.
+        """
         self.calls, self.since = calls, since
-        self._checks, self._written = [], None
+        self._checks, self._loaded, self._written = [], [] if since else list(pairs), None
 
     def check_begin(self) -> None:
         """Compare parameters with the period's start, before its first step moves them."""
         checks, self._checks = self._checks, []
-        for param in (each for check in checks for each in check.list_written()):
+        pairs, self._loaded = self._loaded, []
+        written = [each for check in checks for each in check.list_written()]
+        for param in (*written, *list_moved(pairs)):
             self._written = self._written or self._names[param]
 
     def find_problem(self, groups: Sequence[Mapping[str, Any]]) -> InvalidArgumentError | None:

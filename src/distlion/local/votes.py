@@ -152,7 +152,7 @@ class LocalVotes:
 
     @progress.setter
     def progress(self, progress: Progress) -> None:
-        self.period.set_progress(progress.calls, progress.since)
+        self.period.set_progress(progress.calls, progress.since, self.pairs.pairs)
 
     def count_step(self) -> None:
         """Count a local step; vote when it is due."""

@@ -47,9 +47,7 @@ class WriteCheck:
         return [
             param
             for param, start, before, after in everything
-            if (is_any or before != after)
-            and not _is_at(param, start)
-            and not _is_shortened(param, start)
+            if (is_any or before != after) and list_moved([(param, start)])
         ]
 
     def _find_layouts(self) -> list[tuple[object, ...]]:
@@ -66,6 +64,14 @@ class WriteCheck:
             )
             for param, local in both
         ]
+
+
+@torch.no_grad()
+def list_moved(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """List parameters that are not at the tensors beside them, nor shortened from there."""
+    return [
+        param for param, start in pairs if not (_is_at(param, start) or _is_shortened(param, start))
+    ]
 
 
 class _Samples:
