@@ -104,7 +104,11 @@ std::uint64_t Endpoint::begin(std::size_t stream, const std::vector<Chunk>& send
     settle(transfer);
     if (transfer->is_large && n_waiting_ == 0 && !is_over_) {
         if (!thread_.joinable()) {
-            thread_ = std::thread(&Endpoint::run, this);
+            try {
+                thread_ = std::thread(&Endpoint::run, this);
+            } catch (const std::system_error&) {
+                // The process may start no more threads: whoever waits drives.
+            }
         }
         idle_.notify_one();
     }

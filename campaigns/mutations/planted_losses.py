@@ -74,7 +74,7 @@ LOSSES = (
     Mutation(
         "loss: rows that a forward pass shortens stop local steps",
         "local/write_check.py",
-        "            and not _is_shortened(param, start)\n",
+        " or _is_shortened(param, start)",
         "",
         PERIOD_START,
     ),

@@ -41,8 +41,8 @@ SHARDED_LOCAL = (
     Mutation(
         "writes to sharded parameters between two periods are not seen",
         "local/period.py",
-        "in check.list_written()):",
-        "in check.list_written() if not hasattr(each, 'to_local')):",
+        "in check.list_written()]",
+        "in check.list_written() if not hasattr(each, 'to_local')]",
         REFUSED,
     ),
     Mutation(

@@ -124,6 +124,15 @@ def test_a_verdict_is_read_as_it_was_written(verdict: Verdict) -> None:
     assert decode_verdict(header, payload) == verdict
 
 
+@pytest.mark.parametrize("verdict", VERDICTS, ids=lambda verdict: verdict.status.name)
+def test_where_a_bucket_is_empty_the_header_tells_what_it_can(verdict: Verdict) -> None:
+    header = with_verdict(replace(OWN, status=Status.CORRUPT, culprit=8), verdict)
+    payload = encode_verdict(verdict, 0)
+    assert payload.numel() == 0
+    assert decode_verdict(header, payload) == Verdict.of(header)
+    assert decode_verdict(header, payload).status is verdict.status
+
+
 def test_the_verdict_of_every_member_fits_its_64_bytes() -> None:
     n = 65_535
     everybody = tuple((rank, (1 << 63) - 1) for rank in range(n))

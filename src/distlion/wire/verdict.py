@@ -100,11 +100,13 @@ def encode_verdict(verdict: Verdict, n_bytes: int) -> Tensor:
     Args:
         verdict: Names each member of a link at most once as a culprit, and once with its step.
         n_bytes: Bytes of the payload, padded with 0. A reply has 64 for every member, which takes
-            16 here, and 8 in all.
+            16 here, and 8 in all. 0 where a bucket has no elements: only the header tells then.
 
     Returns:
         (n_bytes,) uint8 on the CPU.
     """
+    if not n_bytes:
+        return torch.zeros(0, dtype=torch.uint8, device="cpu")
     packed = _LENGTHS.pack(len(verdict.culprits), len(verdict.steps))
     packed += b"".join(_CULPRIT.pack(culprit) for culprit in verdict.culprits)
     packed += b"".join(_STEP.pack(rank, step) for rank, step in verdict.steps)
@@ -123,7 +125,7 @@ def decode_verdict(header: Header, payload: Tensor) -> Verdict:
         header: Its header; without an error, the payload holds something else.
         payload: (n_bytes,) uint8.
     """
-    if header.status is Status.OK:
+    if header.status is Status.OK or not payload.numel():
         return Verdict.of(header)
     packed = payload.cpu().numpy().tobytes()
     n_culprits, n_steps = _LENGTHS.unpack_from(packed)

@@ -507,7 +507,7 @@ def _listen(watch: weakref.ref[PeerWatch], ended: threading.Event) -> None:
 def within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:
     """Return the result of ``function``, or raise its error; None if it takes longer.
 
-    A store whose host is silent may block for minutes.
+    A store whose host is silent may block for minutes. None too where no thread can start.
     """
     answer: Future[_Answer] = Future()
 
@@ -517,7 +517,10 @@ def within(limit_s: float, function: Callable[[], _Answer]) -> _Answer | None:
         except RuntimeError as error:
             answer.set_exception(error)
 
-    threading.Thread(target=call, name="distlion finding", daemon=True).start()
+    try:
+        threading.Thread(target=call, name="distlion finding", daemon=True).start()
+    except RuntimeError:  # it is no error of the function's
+        return None
     try:
         return answer.result(limit_s)
     except FutureTimeoutError:
