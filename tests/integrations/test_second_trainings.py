@@ -120,3 +120,29 @@ def test_accelerate_saves_what_was_prepared_since_it_freed_its_memory(tmp_path: 
         kind, said = facts.pop("uneven")
         assert facts == {"saved": ["distlion"], "loaded": 1}
         assert kind is errors.UnsupportedTypeError and "even_batches=True" in said
+
+
+def fold_twice(rank: int, world_size: int, folder: str) -> list[int]:
+    import lightning
+
+    from distlion.integrations.fabric import VotingStrategy
+
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, strategy=VotingStrategy())
+    fabric.launch()
+    model = torch.nn.Linear(3, 1)
+    votes = []
+    for n_steps in (3, 6):  # the first fold ends within a period
+        optimizer = distlion.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), every=4)
+        wrapped, prepared = fabric.setup(model, optimizer)
+        for _ in range(n_steps):
+            fabric.backward(wrapped(torch.ones(2, 3)).square().mean())
+            prepared.step()
+            prepared.zero_grad()
+        votes.append(optimizer)
+    fabric.save(os.path.join(folder, "fold.ckpt"), {"model": wrapped, "optimizer": prepared})
+    return [each.committed_step for each in votes]
+
+
+def test_an_optimizer_that_another_one_has_replaced_votes_no_more(tmp_path: Path) -> None:
+    (found,) = run_workers(fold_twice, 1, str(tmp_path))
+    assert found == [0, 2]

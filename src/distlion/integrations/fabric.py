@@ -23,6 +23,7 @@ from distlion.integrations.frameworks import (
     check_votes,
     hold_back,
     save_for_all,
+    share_parameters,
     vote_on_deltas,
 )
 from distlion.local.local_steps import LocalSteps
@@ -82,6 +83,8 @@ class VotingStrategy(DDPStrategy):  # type: ignore[misc]
         voter = save_for_all(check_votes(optimizer, type(self).__name__))
         if isinstance(voter, DistributedLion):
             voter.load_state_dict(voter.state_dict())
+        # In place: _HoldVotes has this list, too.
+        self._voters[:] = [each for each in self._voters if not share_parameters(each, voter)]
         self._voters.append(voter)
         return optimizer
 

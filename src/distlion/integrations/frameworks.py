@@ -101,6 +101,12 @@ def hold_back(voter: Voter) -> AbstractContextManager[None]:
     return voter.no_sync() if isinstance(voter, DistributedLion) else nullcontext()
 
 
+def share_parameters(one: Voter, other: Voter) -> bool:
+    """Return whether two optimizers have a parameter in common, as where one replaces the other."""
+    held = {param for group in one.param_groups for param in group["params"]}
+    return any(param in held for group in other.param_groups for param in group["params"])
+
+
 def vote_on_deltas(optimizers: Iterable[Any]) -> None:
     """Let workers with local steps vote now, so that all have the same parameters.
 
