@@ -17,7 +17,7 @@ from torch import nn
 
 from distlion.checkpoint.barrier import CheckpointBarrier, attempt
 from distlion.checkpoint.contents import list_changing, list_params, take_apart
-from distlion.checkpoint.folder import find_checkpoint, read_manifest
+from distlion.checkpoint.folder import Manifest, find_checkpoint, read_manifest
 from distlion.checkpoint.identity import list_loaded, note_loaded, read_newest
 from distlion.checkpoint.reader import Reader
 from distlion.checkpoint.remap import WorldChange, check_world_change
@@ -188,7 +188,7 @@ class Loading:
         # Last, as it compares with all workers once more and can fail on all of them.
         self._optimizer.load_state_dict(self._parsed.optimizer)
         reader = self._reader
-        newest = read_newest(reader.folder.parent) or reader.manifest
+        newest = _find_newest(reader) or reader.manifest
         loaded = frozenset({reader.manifest.identity, newest.identity})
         note_loaded(self._optimizer, list_loaded(self._optimizer) | loaded)
         manifest = reader.manifest
@@ -214,6 +214,13 @@ class Loading:
                 params[index].copy_(value)
         if self._local is not None and self._parsed.local is not None:
             self._parsed.local.apply(self._local)
+
+
+def _find_newest(reader: Reader) -> Manifest | None:
+    try:
+        return read_newest(reader.folder.parent)
+    except OSError:  # the folder above may be one that nobody may list
+        return None
 
 
 def check_equal(barrier: CheckpointBarrier, reader: Reader) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint of local steps gives each parameter its own values, or is refused."""
+"""Checkpoints give each parameter its own values, go where they are told, and load whole."""
 
 from __future__ import annotations
 
@@ -92,3 +92,21 @@ def test_a_file_that_somebody_puts_into_an_old_checkpoint_does_not_make_it_new(
             (first / "eval.json").write_text("{}")
     assert not first.exists()
     assert len(list(tmp_path.glob("step-*"))) == 2
+
+
+def test_a_checkpoint_in_a_folder_that_may_not_be_listed_is_loaded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = make([0, 1], seed=0)
+    train(model, optimizer, 4)
+    distlion.save_checkpoint(tmp_path, model, optimizer)
+    (folder,) = tmp_path.glob("step-*")
+
+    def refuse(path: object = ".") -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("distlion.checkpoint.folder.os.scandir", refuse)
+    other, again = make([0, 1], seed=1)
+    assert distlion.load_checkpoint(folder, other, again).step == 2
+    assert again.committed_step == 2
+    assert all(map(torch.equal, other.parameters(), model.parameters()))
