@@ -103,9 +103,16 @@ STATES = (
     Mutation(
         "a state may withhold the momentum of a frozen parameter",
         "optim/saved_state.py",
-        "if param.requires_grad or param in optimizer.state or key in state:",
-        "if param.requires_grad or key in state:",
+        "if param.requires_grad or is_kept or is_saved:",
+        "if param.requires_grad or is_saved:",
         FROZEN,
+    ),
+    Mutation(
+        "a look at the state of a frozen parameter makes states unloadable",
+        "optim/saved_state.py",
+        "return isinstance(entry, Mapping) and not entry",
+        "return False",
+        ("optim/test_frozen.py",),
     ),
     Mutation(
         "the momentum of a parameter that was always frozen is not cut to a node's ranks",
