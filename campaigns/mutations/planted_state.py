@@ -9,6 +9,7 @@ DIVISION = ("optim/test_saved_division.py",)
 IDENTITY = ("checkpoint/test_identity.py",)
 FOUND = "fuzz/test_fuzz.py::test_a_program_that_found_something_ends_as_it_must"
 FROZEN = ("checkpoint/test_frozen.py",)
+REPLACED = ("peers/test_fixed_groups.py",)
 TWICE = ("checkpoint/test_said_twice.py",)
 ALL = "distributed/test_state_of_all.py::test_"
 
@@ -106,6 +107,27 @@ STATES = (
         "if param.requires_grad or is_kept or is_saved:",
         "if param.requires_grad or is_saved:",
         FROZEN,
+    ),
+    Mutation(
+        "a state that was replaced is stepped past",
+        "optim/distributed_lion.py",
+        "        problem = problem or self._fixed.find_replaced(self.state)\n",
+        "",
+        REPLACED,
+    ),
+    Mutation(
+        "a state that was replaced is saved",
+        "optim/base.py",
+        "            self._fixed.check_state(self.state)\n",
+        "",
+        REPLACED,
+    ),
+    Mutation(
+        "a cluster steps past a state that was replaced",
+        "virtual/cluster.py",
+        "        self._fixed.check_state(self.state)\n",
+        "",
+        REPLACED,
     ),
     Mutation(
         "a look at the state of a frozen parameter makes states unloadable",

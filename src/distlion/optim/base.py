@@ -408,10 +408,11 @@ class VotingBase(LionBase):
         """Return the state: tensors, numbers and strings only; rules as their ``repr``.
 
         Raises:
-            CheckpointError: Param groups differ from the values that steps use.
+            CheckpointError: Param groups or the state differ from what steps use.
         """
         try:
             self._fixed.check(self.param_groups)
+            self._fixed.check_state(self.state)
             read_step(self.param_groups)
         except InvalidArgumentError as error:
             raise CheckpointError(f"steps do not use this state: {error}") from error
