@@ -9,6 +9,7 @@ DIVISION = ("optim/test_saved_division.py",)
 IDENTITY = ("checkpoint/test_identity.py",)
 FOUND = "fuzz/test_fuzz.py::test_a_program_that_found_something_ends_as_it_must"
 FROZEN = ("checkpoint/test_frozen.py",)
+AGAIN = ("optim/test_added_again.py",)
 REPLACED = ("peers/test_fixed_groups.py",)
 TWICE = ("checkpoint/test_said_twice.py",)
 ALL = "distributed/test_state_of_all.py::test_"
@@ -107,6 +108,20 @@ STATES = (
         "if param.requires_grad or is_kept or is_saved:",
         "if param.requires_grad or is_saved:",
         FROZEN,
+    ),
+    Mutation(
+        "a parameter that is added again begins with a momentum of 0",
+        "optim/base.py",
+        'if self.keeps_momenta and not self.momentum_make(param).fits(kept.get("exp_avg")):',
+        "if self.keeps_momenta:",
+        AGAIN,
+    ),
+    Mutation(
+        "a refused group takes momenta with it",
+        "optim/base.py",
+        "                self.state[param] = entries[param]\n",
+        "                pass\n",
+        AGAIN,
     ),
     Mutation(
         "a state that was replaced is stepped past",

@@ -109,18 +109,28 @@ class LionBase(Optimizer):
             if param.requires_grad:
                 self._create_momentum(param)
 
-    def _remove_last_group(self) -> None:
-        """Undo the last ``add_param_group``, which other workers refused."""
+    def _remove_last_group(
+        self, makes: Mapping[Tensor, Make], entries: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
+        """Undo the last ``add_param_group``, which other workers refused.
+
+        Args:
+            makes: The makes of all parameters that were known before.
+            entries: Copies of their entries in the state.
+        """
         params = self.param_groups.pop()["params"]
-        self._pieces.forget(params)
+        self._makes = dict(makes)
+        self._pieces.forget([param for param in params if param not in makes])
         for param in params:
-            self._makes.pop(param)
             self.state.pop(param, None)
+            if param in entries:
+                self.state[param] = entries[param]
 
     def _create_momentum(self, param: Tensor) -> None:
+        """Give a parameter a momentum of 0, unless it has one that fits, as when added again."""
         self._pieces.cut(param)
         kept = self.state[param]
-        if self.keeps_momenta:
+        if self.keeps_momenta and not self.momentum_make(param).fits(kept.get("exp_avg")):
             kept["exp_avg"] = self._make_kept(param, "exp_avg")
 
     def _make_kept(self, param: Tensor, key: str) -> Tensor:

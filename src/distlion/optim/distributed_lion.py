@@ -403,6 +403,8 @@ class DistributedLion(VotingBase):
             return
         session, step = self._session, self._find_step()
         group, before = list_group(param_group), list(self.param_groups)
+        makes = dict(self._makes)
+        entries = {param: dict(entry) for param, entry in self.state.items()}
         session.check_idle("add_param_group()", name_tensors([group]))
         super().add_param_group(group)
         with session.lifecycle.collective("add_param_group()"):
@@ -412,7 +414,7 @@ class DistributedLion(VotingBase):
                 session.meetings.meet("add_param_group()", lines, step=step)
                 session.fingerprint.check_unchanged(before)
             except BaseException:
-                self._remove_last_group()
+                self._remove_last_group(makes, entries)
                 raise
             self._lay_out()
             added = self.param_groups[-1]["params"]
