@@ -124,6 +124,13 @@ STATES = (
         AGAIN,
     ),
     Mutation(
+        "a load in a closure replaces the lock that its step holds",
+        "optim/base.py",
+        'self.__dict__.get("_step_lock") or threading.Lock()',
+        "threading.Lock()",
+        ("optim/test_copies.py",),
+    ),
+    Mutation(
         "a state that was replaced is stepped past",
         "optim/distributed_lion.py",
         "        problem = problem or self._fixed.find_replaced(self.state)\n",

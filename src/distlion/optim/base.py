@@ -91,7 +91,8 @@ class LionBase(Optimizer):
         self._precision = precision
         self._pieces: NodePieces | OwnShards = pieces or NodePieces(1, 0)
         self._makes: dict[Tensor, Make] = {}
-        self._step_lock = threading.Lock()
+        # torch unpickles into an optimizer to load a state, which a closure may do in a step.
+        self._step_lock: threading.Lock = self.__dict__.get("_step_lock") or threading.Lock()
         self._reader = GroupReader()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
