@@ -75,6 +75,14 @@ ORTHOGONAL = (
         "torch.linalg.matrix_norm(x, 2, keepdim=True)",
         (QUINTIC,),
     ),
+    Mutation(
+        "orthogonal: one worker moves other parameters before it multiplies matrices",
+        "step/alone.py",
+        "        moves.append((kernels, plain, encode_alone(kernels, matrices)))\n",
+        "        kernels.step_alone(plain, rounding=rounding)\n"
+        "        moves.append((kernels, [], encode_alone(kernels, matrices)))\n",
+        (f"{OF_KERNELS}a_step_without_memory_for_a_matrix_writes_nothing",),
+    ),
     Mutation("orthogonal: four iterations", FILE, "ITERATIONS = 5", "ITERATIONS = 4", (QUINTIC,)),
     Mutation(
         "orthogonal: diagnoses look at directions before",

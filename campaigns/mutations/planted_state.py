@@ -9,6 +9,8 @@ DIVISION = ("optim/test_saved_division.py",)
 IDENTITY = ("checkpoint/test_identity.py",)
 FOUND = "fuzz/test_fuzz.py::test_a_program_that_found_something_ends_as_it_must"
 FROZEN = ("checkpoint/test_frozen.py",)
+AGAIN = ("optim/test_added_again.py",)
+REPLACED = ("peers/test_fixed_groups.py",)
 TWICE = ("checkpoint/test_said_twice.py",)
 ALL = "distributed/test_state_of_all.py::test_"
 
@@ -103,9 +105,58 @@ STATES = (
     Mutation(
         "a state may withhold the momentum of a frozen parameter",
         "optim/saved_state.py",
-        "if param.requires_grad or param in optimizer.state or key in state:",
-        "if param.requires_grad or key in state:",
+        "if param.requires_grad or is_kept or is_saved:",
+        "if param.requires_grad or is_saved:",
         FROZEN,
+    ),
+    Mutation(
+        "a parameter that is added again begins with a momentum of 0",
+        "optim/base.py",
+        'if self.keeps_momenta and not self.momentum_make(param).fits(kept.get("exp_avg")):',
+        "if self.keeps_momenta:",
+        AGAIN,
+    ),
+    Mutation(
+        "a refused group takes momenta with it",
+        "optim/base.py",
+        "                self.state[param] = entries[param]\n",
+        "                pass\n",
+        AGAIN,
+    ),
+    Mutation(
+        "a load in a closure replaces the lock that its step holds",
+        "optim/base.py",
+        'self.__dict__.get("_step_lock") or threading.Lock()',
+        "threading.Lock()",
+        ("optim/test_copies.py",),
+    ),
+    Mutation(
+        "a state that was replaced is stepped past",
+        "optim/distributed_lion.py",
+        "        problem = problem or self._fixed.find_replaced(self.state)\n",
+        "",
+        REPLACED,
+    ),
+    Mutation(
+        "a state that was replaced is saved",
+        "optim/base.py",
+        "            self._fixed.check_state(self.state)\n",
+        "",
+        REPLACED,
+    ),
+    Mutation(
+        "a cluster steps past a state that was replaced",
+        "virtual/cluster.py",
+        "        self._fixed.check_state(self.state)\n",
+        "",
+        REPLACED,
+    ),
+    Mutation(
+        "a look at the state of a frozen parameter makes states unloadable",
+        "optim/saved_state.py",
+        "return isinstance(entry, Mapping) and not entry",
+        "return False",
+        ("optim/test_frozen.py",),
     ),
     Mutation(
         "the momentum of a parameter that was always frozen is not cut to a node's ranks",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import distlion
-from distlion.kernels import Coefficients, Segment, choose_kernels, matrix_shape, orthogonalize
+from distlion.kernels import (
+    Coefficients,
+    Segment,
+    choose_kernels,
+    matrix_shape,
+    orthogonal,
+    orthogonalize,
+)
 from distlion.kernels.orthogonal import orthogonalize_directions
 from distlion.layout import fill_buckets, place_parameters
 from drawn import draw
@@ -169,3 +178,65 @@ def test_signs_of_the_exact_factor_of_two_by_two_never_point_uphill() -> None:
     factors = find_polar_factor(matrices)
     signs = factors.masked_fill(factors.abs() < 1e-9, 0.0).sign()
     assert ((matrices * signs).sum((-2, -1)) > 0).all()
+
+
+class NoMemoryError(Exception):
+    """Stands for an allocation that fails."""
+
+
+def take_matrix_step(form: str, prepare: Callable[[], None]) -> list[Tensor]:
+    """Do a step with two matrices among plain parameters; return all that it may write.
+
+    Args:
+        form: Name of the optimizer.
+        prepare: Is called right before the step.
+    """
+    params = [nn.Parameter(torch.ones(shape)) for shape in ((3,), (4, 5), (6, 2), (2,))]
+    groups = [
+        {"params": [params[0], params[3]]},
+        {"params": params[1:3], "orthogonalize": True},
+    ]
+    options = {"workers": 1} if form == "VirtualCluster" else {}
+    optimizer = getattr(distlion, form)(groups, lr=0.25, **options)
+    for param in params:
+        param.grad = torch.linspace(-1, 1, param.numel()).view(param.shape)
+    if form == "VirtualCluster":
+        optimizer.collect(0)
+    prepare()
+    with suppress(NoMemoryError):
+        optimizer.step()
+    momenta = [optimizer.state[param]["exp_avg"] for param in params]
+    return [each.detach().flatten() for each in (*params, *momenta)]
+
+
+@pytest.mark.parametrize("form", ["Lion", "DistributedLion", "VirtualCluster"])
+@pytest.mark.parametrize("name", ["orthogonalize", "_make_packed"])
+def test_a_step_without_memory_for_a_matrix_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str, form: str
+) -> None:
+    called = getattr(orthogonal, name)
+    calls, fails_at = 0, -1
+
+    def call(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise NoMemoryError
+        return called(*args, **options)
+
+    def watch() -> None:
+        nonlocal calls
+        calls = 0
+        monkeypatch.setattr(orthogonal, name, call)
+
+    moved, n_calls = take_matrix_step(form, watch), calls
+    assert n_calls >= 2
+    for fails_at in range(1, n_calls + 1):
+        for before, after in zip(start(), take_matrix_step(form, watch), strict=True):
+            assert torch.equal(before, after), fails_at
+    assert not any(map(torch.equal, start(), moved))
+
+
+def start() -> list[Tensor]:
+    """Return what ``take_matrix_step`` begins with: parameters of 1, momenta of 0."""
+    return [torch.full((n,), value) for value in (1.0, 0.0) for n in (3, 20, 12, 2)]

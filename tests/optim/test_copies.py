@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 import distlion
-from distlion.errors import UnsupportedTypeError
+from distlion.errors import ConcurrentCallError, UnsupportedTypeError
 from drawn import set_grads
 
 
@@ -66,3 +66,26 @@ def test_a_copy_of_lion_with_its_parameters_goes_on_as_the_original(way: str) ->
     moved = step(other, other_params, number=10)
     assert not torch.equal(moved[1], params[1])  # they share no memory
     assert all(map(torch.equal, moved, step(lion, params, number=10)))
+
+
+def test_a_state_loaded_in_a_closure_leaves_the_step_under_way() -> None:
+    params = make_params()
+    lion = distlion.Lion(params, lr=1e-2)
+    step(lion, params, number=0)
+    saved = copy.deepcopy(lion.state_dict())
+    step(lion, params, number=5)
+    refused = []
+
+    def closure() -> float:
+        lion.load_state_dict(saved)
+        set_grads(params, 0, 10)
+        with pytest.raises(ConcurrentCallError):
+            lion.step()
+        refused.append(True)
+        return 1.0
+
+    expected = distlion.Lion(other := [nn.Parameter(each.detach().clone()) for each in params])
+    expected.load_state_dict(saved)
+    assert lion.step(closure) == 1.0 and refused
+    assert all(map(torch.equal, params, step(expected, other, number=10)))
+    step(lion, params, number=20)  # the lock is free again

@@ -29,7 +29,7 @@ def make_params() -> tuple[nn.Parameter, nn.Parameter]:
 
 def fixed_groups() -> FixedGroups:
     fixed = FixedGroups()
-    fixed.note([GROUP])
+    fixed.note([GROUP], {})
     return fixed
 
 

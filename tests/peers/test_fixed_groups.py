@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import distlion
+from cluster import run_workers
 from distlion import errors
 from distlion.optim import VotingBase
 from distlion.step.arguments import FORMER
@@ -72,6 +74,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda o: (o.add_param_group(late_group()), o.param_groups[1].update(step=5)),
         "the param groups are at steps [1, 5]",
     ),
+    "another state": (
+        lambda o: setattr(o, "state", defaultdict(dict)),
+        "the state of this optimizer was replaced",
+    ),
     "a step that is true": (
         lambda o: o.param_groups[0].update(step=True),
         "step of group 0 is True",
@@ -100,6 +106,52 @@ def test_what_no_step_reads_again_is_refused_and_not_saved(kind: str, change: st
     with pytest.raises(errors.CheckpointError) as unsaved:
         optimizer.state_dict()
     assert said in str(unsaved.value)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_state_that_was_replaced_may_be_set_back_or_loaded(kind: str) -> None:
+    params = make_params()
+    optimizer = OPTIMIZERS[kind](params)
+    take_step(optimizer, params)
+    former, saved = optimizer.state, optimizer.state_dict()
+    optimizer.state = defaultdict(dict)
+    optimizer.state = former
+    take_step(optimizer, params)
+    optimizer.state = defaultdict(dict)
+    optimizer.load_state_dict(saved)
+    momentum = optimizer.state[params[0][1]]["exp_avg"]
+    before = momentum.clone()
+    take_step(optimizer, params)
+    assert not torch.equal(momentum, before)
+    assert torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], momentum)
+
+
+def reset_on_the_second(rank: int, world_size: int, overlap: bool) -> tuple[str, Tensor]:
+    (name, param), _ = make_params()
+    optimizer = distlion.DistributedLion([(name, param)], lr=0.25, overlap=overlap)
+    param.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    former = optimizer.state
+    if rank == 1:
+        optimizer.state = defaultdict(dict)
+    param.sum().backward()
+    with pytest.raises(errors.StepInputError) as refused:
+        optimizer.step()
+    assert torch.equal(param, torch.full((6,), 0.75))
+    optimizer.state = former
+    optimizer.zero_grad()
+    param.sum().backward()
+    optimizer.step()
+    return str(refused.value), param.detach()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("overlap", [False, True])
+def test_all_workers_hear_of_a_state_that_one_replaced_and_train_on(overlap: bool) -> None:
+    for said, param in run_workers(reset_on_the_second, 2, overlap):
+        assert "rank 1" in said and "the state of this optimizer was replaced" in said
+        assert torch.equal(param, torch.full((6,), 0.5))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -60,7 +60,7 @@ def list_descriptions() -> list[list[str]]:
     params[1].requires_grad_(False)
     names, group = dict(zip(params, ("first", "second"), strict=True)), {**GROUP, "params": params}
     fixed = FixedGroups()
-    fixed.note([group])
+    fixed.note([group], {})
     found = Fingerprint(describe_params([group], names), names, fixed)
     lines = [["call: step()", *found.list_lines([group])], found.list_lines([group])]
     for param in params:

@@ -475,7 +475,7 @@ class CrewLion(DistributedLion):
         session, step = self._session, self.committed_step
         for group in (*self.param_groups, self.defaults):
             group[WORKER_KEY] = name_worker(session)
-        self._fixed.note(self.param_groups)
+        self._fixed.note(self.param_groups, self.state)
         names = self._param_names()
         own = [local_tensor(param).detach() for param in names]
         # Late messages of an epoch that was given up must not reach parameters.

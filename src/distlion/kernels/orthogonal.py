@@ -151,24 +151,39 @@ def give_direction(segment: Segment, direction: Tensor) -> Segment:
     return Segment(segment.slot, given, given, given, plain)
 
 
-def step_alone_orthogonal(
-    kernels: Kernels, segments: Sequence[Segment], *, rounding: Coin | None
-) -> None:
-    """Do a step of a single worker: S = sign(C), 0 where C = 0; else as ``Kernels.step_alone``.
+def encode_alone(kernels: Kernels, segments: Sequence[Segment]) -> list[tuple[Segment, Tensor]]:
+    """Encode the step of a single worker: S = sign(C), 0 where C = 0.
 
     Args:
         kernels: The arithmetic where the segments are.
-        segments: Segments of orthogonalized parameters; ``param`` and ``exp_avg`` are written.
-        rounding: As for ``Kernels.step_alone``.
+        segments: Segments of orthogonalized parameters. Read only.
+
+    Returns:
+        For each segment with a gradient: the segment, and its S as a ternary reply.
     """
+    encoded = []
     for segment, given in zip(segments, orthogonalize_directions(kernels, segments), strict=True):
         if segment.grad is None:
             continue
         here = segment.slot._replace(bucket_word=0)
         signs = _make_packed(segment, planes=2)
         kernels.encode_ternary([given._replace(slot=here)], out=signs)
-        own = [segment._replace(slot=here)]
-        kernels.commit(own, [1], signs, reply_format=ReplyFormat.TERNARY, rounding=rounding)
+        encoded.append((segment._replace(slot=here), signs))
+    return encoded
+
+
+def commit_encoded(
+    kernels: Kernels, encoded: Sequence[tuple[Segment, Tensor]], *, rounding: Coin | None
+) -> None:
+    """Commit what ``encode_alone`` returned, as ``Kernels.step_alone`` does with plain parameters.
+
+    Args:
+        kernels: The arithmetic where the segments are.
+        encoded: Segments, of which ``param`` and ``exp_avg`` are written, and their replies.
+        rounding: As for ``Kernels.step_alone``.
+    """
+    for segment, signs in encoded:
+        kernels.commit([segment], [1], signs, reply_format=ReplyFormat.TERNARY, rounding=rounding)
 
 
 def _make_packed(segment: Segment, *, planes: int) -> Tensor:

@@ -91,7 +91,8 @@ class LionBase(Optimizer):
         self._precision = precision
         self._pieces: NodePieces | OwnShards = pieces or NodePieces(1, 0)
         self._makes: dict[Tensor, Make] = {}
-        self._step_lock = threading.Lock()
+        # torch unpickles into an optimizer to load a state, which a closure may do in a step.
+        self._step_lock: threading.Lock = self.__dict__.get("_step_lock") or threading.Lock()
         self._reader = GroupReader()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -109,18 +110,28 @@ class LionBase(Optimizer):
             if param.requires_grad:
                 self._create_momentum(param)
 
-    def _remove_last_group(self) -> None:
-        """Undo the last ``add_param_group``, which other workers refused."""
+    def _remove_last_group(
+        self, makes: Mapping[Tensor, Make], entries: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
+        """Undo the last ``add_param_group``, which other workers refused.
+
+        Args:
+            makes: The makes of all parameters that were known before.
+            entries: Copies of their entries in the state.
+        """
         params = self.param_groups.pop()["params"]
-        self._pieces.forget(params)
+        self._makes = dict(makes)
+        self._pieces.forget([param for param in params if param not in makes])
         for param in params:
-            self._makes.pop(param)
             self.state.pop(param, None)
+            if param in entries:
+                self.state[param] = entries[param]
 
     def _create_momentum(self, param: Tensor) -> None:
+        """Give a parameter a momentum of 0, unless it has one that fits, as when added again."""
         self._pieces.cut(param)
         kept = self.state[param]
-        if self.keeps_momenta:
+        if self.keeps_momenta and not self.momentum_make(param).fits(kept.get("exp_avg")):
             kept["exp_avg"] = self._make_kept(param, "exp_avg")
 
     def _make_kept(self, param: Tensor, key: str) -> Tensor:
@@ -408,10 +419,11 @@ class VotingBase(LionBase):
         """Return the state: tensors, numbers and strings only; rules as their ``repr``.
 
         Raises:
-            CheckpointError: Param groups differ from the values that steps use.
+            CheckpointError: Param groups or the state differ from what steps use.
         """
         try:
             self._fixed.check(self.param_groups)
+            self._fixed.check_state(self.state)
             read_step(self.param_groups)
         except InvalidArgumentError as error:
             raise CheckpointError(f"steps do not use this state: {error}") from error

@@ -177,7 +177,7 @@ class DistributedLion(VotingBase):
     def _meet_all(self) -> None:
         with self._session.lifecycle.collective("construction"):
             trained = self._list_trainable()
-            self._fixed.note(self.param_groups)
+            self._fixed.note(self.param_groups, self.state)
             lines = self._take_fingerprint(trained).list_lines(self.param_groups)
             self._session.join(lines, trained, self._param_names(), step=self.committed_step)
             self._lay_out()
@@ -195,7 +195,7 @@ class DistributedLion(VotingBase):
         self._session.lay_out(
             self.param_groups, params, taken, step=step, begin=begin, own=self._own_stages
         )
-        self._fixed.note(self.param_groups)
+        self._fixed.note(self.param_groups, self.state)
 
     def _do_step(self) -> None:
         session = self._session
@@ -288,6 +288,7 @@ class DistributedLion(VotingBase):
         except Exception as error:  # noqa: BLE001
             lines = describe_hyperparameters(groups) + describe_steps(groups)
             numbers, problem = GroupNumbers(lines, (), found_inf=False), error
+        problem = problem or self._fixed.find_replaced(self.state)
         digest = session.fingerprint.digest(numbers.lines, toggled)
         coins = Coins(settings.seed, self._known_step, ranks.voter)
         inputs = StepInputs(
@@ -402,6 +403,8 @@ class DistributedLion(VotingBase):
             return
         session, step = self._session, self._find_step()
         group, before = list_group(param_group), list(self.param_groups)
+        makes = dict(self._makes)
+        entries = {param: dict(entry) for param, entry in self.state.items()}
         session.check_idle("add_param_group()", name_tensors([group]))
         super().add_param_group(group)
         with session.lifecycle.collective("add_param_group()"):
@@ -411,7 +414,7 @@ class DistributedLion(VotingBase):
                 session.meetings.meet("add_param_group()", lines, step=step)
                 session.fingerprint.check_unchanged(before)
             except BaseException:
-                self._remove_last_group()
+                self._remove_last_group(makes, entries)
                 raise
             self._lay_out()
             added = self.param_groups[-1]["params"]

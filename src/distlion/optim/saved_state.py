@@ -286,12 +286,13 @@ def fill_absent_keys(state_dict: Mapping[str, Any], optimizer: LionBase) -> dict
     check_agreements(saved_groups)
     for number, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         for index, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
+            is_saved = key in state and (param.requires_grad or not _is_empty(state[key]))
             # A momentum may be left from before its parameter was frozen.
-            if param.requires_grad or param in optimizer.state or key in state:
+            is_kept = not _is_empty(optimizer.state.get(param, {}))
+            if param.requires_grad or is_kept or is_saved:
                 name = f"parameter {index} of group {number}"
                 sizes_of = (param.shape, optimizer.momentum_make(param).shape)
-                is_known = key in state or "aggregation" in saved
-                needs_momentum = optimizer.keeps_momenta and is_known
+                needs_momentum = optimizer.keeps_momenta and (is_saved or "aggregation" in saved)
                 _check_entry(state.get(key, {}), sizes_of, name, needs_momentum=needs_momentum)
     filled = []
     for saved, group in zip(saved_groups, groups, strict=True):
@@ -303,6 +304,11 @@ def fill_absent_keys(state_dict: Mapping[str, Any], optimizer: LionBase) -> dict
         except DistlionError as error:
             raise CheckpointError(f"a saved group does not fit: {error}") from error
     return {**state_dict, "param_groups": filled}
+
+
+def _is_empty(entry: object) -> bool:
+    """Return whether an entry holds nothing, as a look at ``optimizer.state[param]`` leaves it."""
+    return isinstance(entry, Mapping) and not entry
 
 
 def _check_entry(

@@ -49,7 +49,7 @@ READ_ONCE = ("aggregation", "orthogonalize", "param_names", "worker")
 
 
 class FixedGroups:
-    """Remember the groups that an optimizer was laid out by, and detect changes in place.
+    """Remember the groups and the state that an optimizer was laid out by, and detect changes.
 
     Steps would ignore a change but states would save it, so that a resumed run would differ from
     the saved one.
@@ -58,9 +58,16 @@ class FixedGroups:
     def __init__(self) -> None:
         self._held: list[list[Any]] = []
         self._said: list[dict[str, Any]] = []
+        self._state: object = None
 
-    def note(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Remember the contents of param groups; call it after the optimizer changed them."""
+    def note(self, groups: Sequence[Mapping[str, Any]], state: object) -> None:
+        """Remember what is to stay; call it after the optimizer changed it.
+
+        Args:
+            groups: The param groups, of which the contents are kept.
+            state: The optimizer's ``state``, which the records of its parameters refer to.
+        """
+        self._state = state
         self._held = [list(group["params"]) for group in groups]
         self._said = [_copy_read_once(group) for group in groups]
 
@@ -116,6 +123,25 @@ class FixedGroups:
                 f"{key} of group {number} is {now!r}, and was {before!r} when this optimizer was "
                 "made, and is fixed since. Set it back, or make a new optimizer"
             )
+
+    def find_replaced(self, state: object) -> InvalidArgumentError | None:
+        """Return an error if an optimizer's ``state`` is not the one that its steps use."""
+        if state is self._state:
+            return None
+        return InvalidArgumentError(
+            "the state of this optimizer was replaced, and its momenta are in the former one. To "
+            "reset momenta, keep optimizer.state and call zero_() of each 'exp_avg' in it, or make "
+            "a new optimizer. For other momenta, call load_state_dict()"
+        )
+
+    def check_state(self, state: object) -> None:
+        """Check that an optimizer's ``state`` is the one that its steps use.
+
+        Raises:
+            InvalidArgumentError: Another one was assigned.
+        """
+        if (error := self.find_replaced(state)) is not None:
+            raise error
 
     def _find_changed(
         self, groups: Sequence[Mapping[str, Any]]

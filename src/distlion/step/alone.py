@@ -9,7 +9,7 @@ from distlion.failures import SPARSE_WORDS, Status
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import Coefficients, Segment
 from distlion.kernels.dispatch import choose_kernels
-from distlion.kernels.orthogonal import step_alone_orthogonal
+from distlion.kernels.orthogonal import commit_encoded, encode_alone
 from distlion.kernels.reference import Kernels
 from distlion.step.bucket import abstain
 from distlion.step.clipping import ClipNorm, clip_alone
@@ -42,13 +42,17 @@ def move_alone(
     params: Sequence[VotingParam], segments: Sequence[Segment], rounding: Coin | None
 ) -> None:
     """Move parameters by their own worker's directions."""
+    moves = []
     for kernels, own in _by_kernels(segments):
         matrices = [segment for segment in own if segment.coefficients.orthogonalize]
         plain = own
         if matrices:
             plain = [segment for segment in own if not segment.coefficients.orthogonalize]
+        moves.append((kernels, plain, encode_alone(kernels, matrices)))
+    # Matrix products need memory: if they find none, no parameter of any device has moved.
+    for kernels, plain, encoded in moves:
         kernels.step_alone(plain, rounding=rounding)
-        step_alone_orthogonal(kernels, matrices, rounding=rounding)
+        commit_encoded(kernels, encoded, rounding=rounding)
     for param, segment in zip(params, segments, strict=True):
         if segment.param is not param.param:
             param.write_back(segment.param)

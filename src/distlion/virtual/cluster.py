@@ -15,6 +15,7 @@ from distlion.failures import Status, make_error
 from distlion.kernels.contract import Coefficients
 from distlion.layout import fill_buckets
 from distlion.optim.base import VotingBase
+from distlion.optim.saved_state import restoring
 from distlion.peers.fingerprint import check_frozen
 from distlion.peers.ownership import MomentumOwnership
 from distlion.signals import deferred_signals
@@ -157,7 +158,7 @@ class VirtualCluster(VotingBase):
             ]
         for stage in self._own_stages:
             stage.lay_out(params)
-        self._fixed.note(self.param_groups)
+        self._fixed.note(self.param_groups, self.state)
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -268,6 +269,7 @@ class VirtualCluster(VotingBase):
     def _read_inputs(self) -> tuple[Sequence[Coefficients], list[str]]:
         """Check a step's hyperparameters; return them for the ops and as text."""
         self._fixed.check(self.param_groups)
+        self._fixed.check_state(self.state)
         numbers = self._reader.read(self)
         self._known_step = read_step(self.param_groups)
         said = [*numbers.lines, *describe_steps(self.param_groups)]
@@ -409,8 +411,10 @@ class VirtualCluster(VotingBase):
             InvalidArgumentError: Workers have been collected for the present step.
         """
         self._collected.check_idle("load_state_dict()")
-        self._load_state(self._parse_state(state_dict))
-        self._lay_out()
+        filled = self._parse_state(state_dict)
+        with restoring(self):
+            self._load_state(filled)
+            self._lay_out()
 
     def _momentum_shape(self, param: Tensor) -> torch.Size:
         return torch.Size([self.workers, *param.shape])
