@@ -133,8 +133,8 @@ STATES = (
     Mutation(
         "a state that was replaced is stepped past",
         "optim/distributed_lion.py",
-        "        problem = problem or self._fixed.find_replaced(self.state)\n",
-        "",
+        "if self.state is not self._fixed.state:",
+        "if False:",
         REPLACED,
     ),
     Mutation(

@@ -288,7 +288,8 @@ class DistributedLion(VotingBase):
         except Exception as error:  # noqa: BLE001
             lines = describe_hyperparameters(groups) + describe_steps(groups)
             numbers, problem = GroupNumbers(lines, (), found_inf=False), error
-        problem = problem or self._fixed.find_replaced(self.state)
+        if self.state is not self._fixed.state:
+            problem = problem or self._fixed.find_replaced(self.state)
         digest = session.fingerprint.digest(numbers.lines, toggled)
         coins = Coins(settings.seed, self._known_step, ranks.voter)
         inputs = StepInputs(

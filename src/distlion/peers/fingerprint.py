@@ -53,12 +53,15 @@ class FixedGroups:
 
     Steps would ignore a change but states would save it, so that a resumed run would differ from
     the saved one.
+
+    Attributes:
+        state: The optimizer's ``state`` then.
     """
 
     def __init__(self) -> None:
         self._held: list[list[Any]] = []
         self._said: list[dict[str, Any]] = []
-        self._state: object = None
+        self.state: object = None
 
     def note(self, groups: Sequence[Mapping[str, Any]], state: object) -> None:
         """Remember what is to stay; call it after the optimizer changed it.
@@ -67,7 +70,7 @@ class FixedGroups:
             groups: The param groups, of which the contents are kept.
             state: The optimizer's ``state``, which the records of its parameters refer to.
         """
-        self._state = state
+        self.state = state
         self._held = [list(group["params"]) for group in groups]
         self._said = [_copy_read_once(group) for group in groups]
 
@@ -126,7 +129,7 @@ class FixedGroups:
 
     def find_replaced(self, state: object) -> InvalidArgumentError | None:
         """Return an error if an optimizer's ``state`` is not the one that its steps use."""
-        if state is self._state:
+        if state is self.state:
             return None
         return InvalidArgumentError(
             "the state of this optimizer was replaced, and its momenta are in the former one. To "
