@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import distlion
 from cluster import run_workers
 from distlion.crew import CrewLion
+from distlion.crew.store import ALIVE_S
 from distlion.wire import watch
 
 GOAL = 30
@@ -53,7 +54,10 @@ def make_crew(port: int, *, host: str = "127.0.0.1", **options: Any) -> distlion
     options = {**limits, "secret": "of this test", **options}
     if multiprocessing.parent_process() is not None:  # the test's own process keeps its limits
         watch.SETTLE_S = 30.0  # on a busy machine too, all learn who was lost
-    return distlion.Crew(f"{host}:{port}", **options)
+    crew = distlion.Crew(f"{host}:{port}", **options)
+    # Not twice that long where workers begin anew beside members that have fallen silent.
+    crew._membership.rendezvous._alive_s = ALIVE_S
+    return crew
 
 
 def await_members(crew: distlion.Crew, size: int) -> None:

@@ -113,7 +113,7 @@ OTHER_CASES = [
     ),
     Case("small buckets", {"bucket_elements": 100, "seed": 5}),
     Case(
-        "bfloat16",
+        "bfloat16 parameters",
         {"precision": distlion.Precision(exp_avg=torch.float32, rounding="stochastic")},
         torch.bfloat16,
     ),
@@ -211,6 +211,10 @@ def trained(workers: int, is_quick: bool) -> list[dict[str, tuple[Result, int]]]
     """Return for each rank what it has at the end of each case of a tier."""
     cases = [case for case in CASES if (case.name in QUICK) == is_quick]
     return run_workers(train_all, workers, cases, timeout_s=300, measured=workers == 3)
+
+
+def test_cases_have_names_of_their_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize(
