@@ -93,15 +93,19 @@ def test_a_word_of_the_living_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     rendezvous, other = make_rendezvous(store.port), make_rendezvous(store.port)
     monkeypatch.setattr(crew_store, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
+    def say(word: str) -> None:
+        other.say_alive(word)
+        assert other.has_signs  # the store answers this once it has the word
+
     def is_alive_after(seconds: float) -> bool:
         now_s[0] += seconds
         return rendezvous.is_somebody_alive()
 
     assert not is_alive_after(0.0)
     for word in ("0 0", "0 1"):  # the first one may be of one that is dead now
-        other.say_alive(word)
+        say(word)
         assert [is_alive_after(0.5) for _ in range(10)] == [True] * 8 + [False] * 2
-    other.say_alive("0 2")
+    say("0 2")
     assert is_alive_after(0.5)
     assert is_alive_after(60.0)  # this worker itself was held up
     assert [is_alive_after(0.5) for _ in range(8)] == [True] * 6 + [False] * 2
