@@ -1,4 +1,4 @@
-"""What waits on a thread of its own, and what follows where no thread can start."""
+"""A limited wait for the store: its answer, its error, its end, and no thread to wait on."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class WriteCheck:
         return [
             param
             for param, start, before, after in everything
-            if (is_any or before != after) and list_moved([(param, start)])
+            if (is_any or before != after) and _has_moved(param, start)
         ]
 
     def _find_layouts(self) -> list[tuple[object, ...]]:
@@ -69,9 +69,11 @@ class WriteCheck:
 @torch.no_grad()
 def list_moved(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """List parameters that are not at the tensors beside them, nor shortened from there."""
-    return [
-        param for param, start in pairs if not (_is_at(param, start) or _is_shortened(param, start))
-    ]
+    return [param for param, start in pairs if _has_moved(param, start)]
+
+
+def _has_moved(param: Tensor, start: Tensor) -> bool:
+    return not (_is_at(param, start) or _is_shortened(param, start))
 
 
 class _Samples:

@@ -289,7 +289,7 @@ class DistributedLion(VotingBase):
             lines = describe_hyperparameters(groups) + describe_steps(groups)
             numbers, problem = GroupNumbers(lines, (), found_inf=False), error
         if self.state is not self._fixed.state:
-            problem = problem or self._fixed.find_replaced(self.state)
+            problem = problem or self._fixed.refuse_replaced()
         digest = session.fingerprint.digest(numbers.lines, toggled)
         coins = Coins(settings.seed, self._known_step, ranks.voter)
         inputs = StepInputs(

@@ -127,10 +127,8 @@ class FixedGroups:
                 "made, and is fixed since. Set it back, or make a new optimizer"
             )
 
-    def find_replaced(self, state: object) -> InvalidArgumentError | None:
-        """Return an error if an optimizer's ``state`` is not the one that its steps use."""
-        if state is self.state:
-            return None
+    def refuse_replaced(self) -> InvalidArgumentError:
+        """Return the error for a ``state`` that is not the one that steps use."""
         return InvalidArgumentError(
             "the state of this optimizer was replaced, and its momenta are in the former one. To "
             "reset momenta, keep optimizer.state and call zero_() of each 'exp_avg' in it, or make "
@@ -143,8 +141,8 @@ class FixedGroups:
         Raises:
             InvalidArgumentError: Another one was assigned.
         """
-        if (error := self.find_replaced(state)) is not None:
-            raise error
+        if state is not self.state:
+            raise self.refuse_replaced()
 
     def _find_changed(
         self, groups: Sequence[Mapping[str, Any]]
