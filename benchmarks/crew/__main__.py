@@ -19,7 +19,7 @@ Part timeline: one crew, a worker that SIGSTOP holds for 6 s, two that are kille
 one after the other; when each step was committed. benchmarks/pictures.py draws it.
 
 Part cost: a step with a crew beside a step without one, on hosts of the network lab (needs root),
-without a limit and at 1 Gbit/s. Both take turns, with new processes each time.
+without a limit and at 1 Gbit/s, and beside more steps without one, as a control. They take turns.
 
 Part sizes: distlion's crew and torchft with larger networks, whose workers are on hosts of the
 network lab (needs root): joins, kills and a stop. 125 million parameters take up to 20 GiB.
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200, help="of the soak")
     parser.add_argument("--rounds", type=int, default=3, help="of all systems")
     parser.add_argument("--round-events", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=6, help="with and without a crew")
+    parser.add_argument("--turns", type=int, default=6, help="starts of all processes of part cost")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["25m", "125m"])
     parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="of sizes and losses")

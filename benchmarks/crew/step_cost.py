@@ -6,11 +6,13 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from itertools import permutations, product
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from distlion_netlab import Lab
 from distlion_netlab.launch import HostProcesses, place_ranks, show_line
@@ -18,18 +20,20 @@ from distlion_netlab.launch import HostProcesses, place_ranks, show_line
 WORKERS = (2, 4)
 PARAMETERS = (1_000_000, 8_000_000)
 RATES = ("unlimited", "1gbit")
-MODES = ("without", "with")
-TURN_S, LEAST_STEPS = 2.0, 12
+MODES = ("without", "with", "control")
+SEGMENT_S, LEAST_STEPS = 0.8, 12
+ROUNDS = 9
 WARM_STEPS = 12
 REST_S = 5.0
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "DISTLION_CREW_SECRET": "of this benchmark"}
-STORE_PORT, MASTER_PORT = 29400, 29500
+STORE_PORT, MASTER_PORTS = 29400, {"without": 29500, "with": 29501, "control": 29502}
 PROGRAM = Path(__file__).with_name("cost_worker.py")
+RESAMPLINGS = 2_000
 
 
 @dataclass(frozen=True)
-class Block:
-    """Time of the steps of one turn, all by the same processes.
+class Segment:
+    """Time of steps that the same processes did one after the other.
 
     Attributes:
         whole_s: Of a training step, the lower quartile.
@@ -67,7 +71,7 @@ class Hosts:
         processes: Which start and end them.
         listener: Of what they print.
         n_parameters: Of the network.
-        mode: "with" or "without".
+        mode: "with" for a crew; "without" and "control" for none.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Hosts:
                 lab,
                 placement,
                 [sys.executable, str(PROGRAM), *arguments],
-                placement.environment(address, MASTER_PORT) | QUIET,
+                placement.environment(address, MASTER_PORTS[mode]) | QUIET,
                 pass_fds=[theirs.fileno()],
             )
             theirs.close()
@@ -112,12 +116,11 @@ class Hosts:
             answers.append(connection.recv())
         return answers
 
-    def time_turn(self) -> Block:
-        """Return what steps of a turn took, after some for warmth."""
-        usual_s = self.time_steps(WARM_STEPS).whole_s
-        return self.time_steps(max(LEAST_STEPS, round(TURN_S / usual_s)))
+    def warm_up(self) -> int:
+        """Do some steps, and return how many a segment needs."""
+        return max(LEAST_STEPS, round(SEGMENT_S / self.time_steps(WARM_STEPS).whole_s))
 
-    def time_steps(self, steps: int) -> Block:
+    def time_steps(self, steps: int) -> Segment:
         """Return what steps took; all workers end a step together, so that rank 0 speaks for all.
 
         A machine that others share makes many steps longer, and none shorter: a low one counts.
@@ -125,7 +128,7 @@ class Hosts:
         found = self.ask("run", steps)
         whole, alone, _ = found[0]
         cpu_s = sum(each[2] for each in found) / steps
-        return Block(_take_low(whole), _take_low(alone), cpu_s)
+        return Segment(_take_low(whole), _take_low(alone), cpu_s)
 
     def measure_rest(self) -> float:
         """Return the share of a core that a process takes while it does nothing."""
@@ -138,51 +141,100 @@ class Hosts:
 
 
 def measure_cost(turns: int) -> dict[str, Any]:
-    """Measure all numbers of workers, sizes and rates; processes are new in each turn.
+    """Measure all numbers of workers, sizes and rates.
+
+    Args:
+        turns: How often all processes are started anew.
 
     Returns:
         ``rows``, and ``conditions``: the hosts' congestion control.
     """
     rows, conditions = [], {}
     for n_workers, n_wanted in product(WORKERS, PARAMETERS):
-        blocks: dict[tuple[str, str], list[Block]] = {each: [] for each in product(RATES, MODES)}
+        turns_of: dict[str, list[list[dict[str, Segment]]]] = {rate: [] for rate in RATES}
+        rests = []
         for turn in range(turns):
-            for mode in MODES if turn % 2 else MODES[::-1]:
-                listener = Listener()
-                with Lab(n_workers) as lab, HostProcesses(listener) as processes:
-                    conditions = {"tcp_congestion_control": lab.congestion_control}
-                    hosts = Hosts(lab, processes, listener, n_wanted, mode)
-                    n_parameters = hosts.n_parameters
-                    for rate in RATES:
-                        lab.set_rates(rate)
-                        blocks[rate, mode].append(hosts.time_turn())
-                    if mode == "with":
-                        rest = hosts.measure_rest()
+            listener = Listener()
+            with Lab(n_workers) as lab, HostProcesses(listener) as processes:
+                conditions = {"tcp_congestion_control": lab.congestion_control}
+                all_hosts = {
+                    mode: Hosts(lab, processes, listener, n_wanted, mode) for mode in MODES
+                }
+                for rate in RATES:
+                    lab.set_rates(rate)
+                    turns_of[rate].append(time_rounds(all_hosts, turn))
+                rests.append(all_hosts["with"].measure_rest())
+                n_parameters = all_hosts["with"].n_parameters
             sys.stderr.write(f"{n_workers} workers, {n_parameters:,}: turn {turn + 1}\n")
             sys.stderr.flush()
-        for rate in RATES:
-            found = {mode: blocks[rate, mode] for mode in MODES}
+        for rate, found in turns_of.items():
             row = {"workers": n_workers, "parameters": n_parameters, "rate": rate, "turns": turns}
-            rows.append(row | compare_modes(found))
-        rows[-1]["rest"] = rest
+            rows.append(row | {"rest": statistics.median(rests)} | compare_modes(found))
     return {"conditions": conditions, "rows": rows}
 
 
-def compare_modes(blocks: dict[str, list[Block]]) -> dict[str, Any]:
-    """Return medians of both modes, and of the ratios of a turn the median and the quartiles."""
-    row = {}
-    for field in fields(Block):
-        old, new = ([getattr(each, field.name) for each in blocks[mode]] for mode in MODES)
-        ratios = [after / before for before, after in zip(old, new, strict=True)]
-        lower, median, upper = statistics.quantiles(ratios, n=4)
-        row[field.name] = {
-            "without": statistics.median(old),
-            "with": statistics.median(new),
-            "ratio": median,
-            "lower": lower,
-            "upper": upper,
+def time_rounds(all_hosts: dict[str, Hosts], turn: int) -> list[dict[str, Segment]]:
+    """Let the modes take turns; each begins and ends a round as often as the others.
+
+    Args:
+        all_hosts: The processes of each mode, which wait while others step.
+        turn: Which order the first round has.
+    """
+    steps = min(hosts.warm_up() for hosts in all_hosts.values())
+    orders = list(permutations(all_hosts))
+    rounds = []
+    for number in range(ROUNDS):
+        order = orders[(turn * ROUNDS + number) % len(orders)]
+        rounds.append({mode: all_hosts[mode].time_steps(steps) for mode in order})
+    return rounds
+
+
+def compare_modes(turns: list[list[dict[str, Segment]]]) -> dict[str, Any]:
+    """Return medians of modes, and of the ratios within a round medians and 95 % intervals.
+
+    Args:
+        turns: Of each turn its rounds.
+    """
+    rounds = [each for rounds in turns for each in rounds]
+    row: dict[str, Any] = {}
+    for field in fields(Segment):
+        times = {
+            mode: statistics.median(getattr(each[mode], field.name) for each in rounds)
+            for mode in MODES
+        }
+        row[field.name] = times | {
+            f"ratio_{mode}": find_ratio(
+                [
+                    [
+                        getattr(each[mode], field.name) / getattr(each["without"], field.name)
+                        for each in rounds
+                    ]
+                    for rounds in turns
+                ]
+            )
+            for mode in MODES[1:]
         }
     return row
+
+
+def find_ratio(turns: list[list[float]]) -> dict[str, float]:
+    """Return the median of ratios and its 95 % interval.
+
+    The interval is that of a bootstrap over turns and, within them, over rounds: what lasts as long
+    as a process, as its place in memory, makes the rounds of a turn alike.
+
+    Args:
+        turns: Of each turn the ratios of its rounds.
+    """
+    random = np.random.default_rng(0)
+    medians = []
+    for _ in range(RESAMPLINGS):
+        drawn = random.choice(len(turns), size=len(turns))
+        values = [random.choice(turns[turn], size=len(turns[turn])) for turn in drawn]
+        medians.append(np.median(np.concatenate(values)))
+    lower, upper = np.quantile(medians, (0.025, 0.975))
+    median = statistics.median(ratio for turn in turns for ratio in turn)
+    return {"median": median, "lower": float(lower), "upper": float(upper)}
 
 
 def _take_low(seconds: list[float]) -> float:

@@ -141,19 +141,22 @@ def write_timeline(result: dict[str, Any]) -> str:
 
 def write_cost(result: dict[str, Any]) -> str:
     """Return the page of what a crew costs without faults."""
-    head = ["workers", "parameters", "rate", "without, ms", "with, ms", "ratio"]
-    head += ["optimizer alone", "processor time"]
+    head = ["workers", "parameters", "rate", "without, ms", "ratio", "control"]
+    head += ["optimizer alone", "processor time", "control", "with its threads' share"]
     rows = []
     for row in result["rows"]:
+        crowding = max(1.0, row["workers"] / result["conditions"]["cores"])
+        share = 1 + crowding * row["rest"]
         cells = [str(row["workers"]), f"{row['parameters']:,}", row["rate"]]
-        cells += [f"{1e3 * row['whole_s'][mode]:.2f}" for mode in ("without", "with")]
-        rows.append([*cells, *(_tell_ratio(row[name]) for name in ("whole_s", "alone_s", "cpu_s"))])
-    rests = [row["rest"] for row in result["rows"] if "rest" in row]
+        cells += [f"{1e3 * row['whole_s']['without']:.2f}"]
+        cells += [_tell_ratio(row["whole_s"][name]) for name in ("ratio_with", "ratio_control")]
+        cells += [_tell_ratio(row["alone_s"]["ratio_with"])]
+        cells += [_tell_ratio(row["cpu_s"][name]) for name in ("ratio_with", "ratio_control")]
+        rows.append([*cells, f"{share * row['whole_s']['ratio_with']['median']:.3f}"])
+    rest = statistics.median(row["rest"] for row in result["rows"])
     lines = ["# A step with a crew", "", "Made by `python benchmarks/crew` from its JSON.", ""]
-    conditions = {"tcp_congestion_control": BEFORE_CUBIC, **result["conditions"]}
-    lines += [*_list_conditions({"conditions": conditions}), "", COST_NOTES]
-    lines += [*_draw(head, rows), ""]
-    lines += [f"A process of a crew that waits takes {statistics.median(rests):.2%} of a core."]
+    lines += [*_list_conditions(result), "", COST_NOTES, *_draw(head, rows), ""]
+    lines += [f"A process of a crew that waits takes {rest:.2%} of a core."]
     return "\n".join([*lines, ""])
 
 
@@ -246,21 +249,22 @@ def _tell_sizes(runs: list[dict[str, Any]]) -> list[str]:
 
 
 PAUSES = {"pause_s", "change_s", "return_pause_s"}
-BEFORE_CUBIC = "bbr"
-"""What hosts inherited from the machine when records did not name it yet."""
-
 COST_NOTES = """\
 With: workers of a crew. Without: workers in a process group of `torch.distributed`, with a
-`DistributedLion` of the same parameters. Both take turns, with new processes each time, so that a
-crew's threads run beside its own steps alone. Of each turn the lower quartile of its steps counts,
-for what else the machine does makes steps longer. Milliseconds are medians of turns; ratios are
-those of neighboring turns, median and quartiles: of a training step, of the optimizer's `step()`,
-and of the processor time of all workers. The target is a ratio of at most 1.02.
+`DistributedLion` of the same parameters. The control is without a crew too: its ratio shows what
+the measurement cannot tell apart. The three take turns of less than a second on the same hosts. Of
+each turn the lower quartile of its steps counts, for what else the machine does makes steps longer.
+All processes start anew several times. Milliseconds are medians. Ratios are those of neighboring
+turns: median, and 95 % interval by bootstrap over starts and turns; of a training step, of the
+optimizer's `step()`, and of the processor time of all workers.
+
+The threads of a crew run while the others take their turns too, and slow all three. The last column
+adds what they take of a worker's core. The target is at most 1.02 there.
 """
 
 
 def _tell_ratio(found: dict[str, float]) -> str:
-    return f"{found['ratio']:.3f} ({found['lower']:.3f} - {found['upper']:.3f})"
+    return f"{found['median']:.3f} ({found['lower']:.3f} - {found['upper']:.3f})"
 
 
 def _list_conditions(result: dict[str, Any]) -> list[str]:

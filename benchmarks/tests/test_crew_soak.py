@@ -264,17 +264,27 @@ def test_large_networks_are_played_with_few_workers(crew: Any) -> None:
     assert {planned.kind for planned in plan} == {"kill", "stop", "join"}
 
 
-@pytest.mark.parametrize(
-    ("named", "shown"),
-    [({}, "bbr"), ({"tcp_congestion_control": "cubic"}, "cubic")],
-    ids=["record of before it was named", "record"],
-)
-def test_a_page_of_cost_names_the_congestion_control(
-    crew: Any, named: dict[str, str], shown: str
-) -> None:
-    measured = {"without": 1.0, "with": 1.0, "ratio": 1.0, "lower": 1.0, "upper": 1.0}
-    row = {"workers": 2, "parameters": 10, "rate": "1gbit", "rest": 0.0}
-    rows = [row | dict.fromkeys(("whole_s", "alone_s", "cpu_s"), measured)]
-    page = crew.tables.write_cost({"conditions": named, "rows": rows})
-    assert page.count("- tcp congestion control: ") == 1
-    assert f"- tcp congestion control: {shown}\n" in page
+def test_the_cost_of_a_crew_is_found_whatever_a_start_of_processes_adds(crew: Any) -> None:
+    def take(seconds: float) -> Any:
+        return crew.step_cost.Segment(seconds, seconds, 2 * seconds)
+
+    turns = [
+        [{"without": take(slow), "with": take(1.5 * slow), "control": take(slow)}] * 3
+        for slow in (1.0, 10.0)
+    ]
+    row = crew.step_cost.compare_modes(turns)
+    assert row["whole_s"]["ratio_with"] == {"median": 1.5, "lower": 1.5, "upper": 1.5}
+    assert row["cpu_s"]["ratio_control"] == {"median": 1.0, "lower": 1.0, "upper": 1.0}
+    row |= {"workers": 4, "parameters": 10, "rate": "1gbit", "rest": 0.01}
+    page = crew.tables.write_cost({"conditions": {"cores": 2}, "rows": [row]})
+    assert page.splitlines()[-3].endswith("| 1.530 |")  # threads of four share two cores
+
+
+def test_the_interval_of_a_ratio_is_as_wide_as_starts_of_processes_differ(crew: Any) -> None:
+    alike = crew.step_cost.find_ratio([[1.0, 1.1, 1.2]] * 4)
+    unlike = crew.step_cost.find_ratio([[1.0] * 3, [1.1] * 3, [1.1] * 3, [1.2] * 3])
+    assert alike["median"] == unlike["median"] == 1.1
+    assert unlike["lower"] == 1.0
+    assert unlike["upper"] == 1.2
+    assert alike["lower"] >= 1.0
+    assert alike["upper"] - alike["lower"] <= unlike["upper"] - unlike["lower"]
