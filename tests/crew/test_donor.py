@@ -153,19 +153,45 @@ def test_pieces_come_at_the_given_rate() -> None:
     serving.donor.stop()
 
 
+def note(pace: Pace, n_bytes: int, took_s: float) -> float:
+    """Note a piece that is sent when it is due; return seconds until the next one is."""
+    began_s = max(0.0, pace.due_s)
+    pace.note(n_bytes, began_s, began_s + took_s)
+    return pace.due_s - began_s
+
+
 def test_half_of_the_links_time_is_left_to_votes_and_busy_cores_count_as_that_half() -> None:
     pace = Pace(None)
-    assert pace.find_interval(1000, 0.01) == pytest.approx(0.02)
-    assert pace.find_interval(1000, 0.05) == pytest.approx(0.02)  # no wait behind a slow one
-    assert pace.find_interval(500, 0.01) == pytest.approx(0.01)
-    intervals = [pace.find_interval(1000, 0.04) for _ in range(40)]
+    assert note(pace, 1000, 0.01) == pytest.approx(0.02)
+    assert note(pace, 1000, 0.05) == pytest.approx(0.02)  # no wait behind a slow one
+    assert note(pace, 500, 0.01) == pytest.approx(0.01)
+    intervals = [note(pace, 1000, 0.04) for _ in range(40)]
     assert intervals[0] == pytest.approx(0.02)
     assert intervals[-1] == pytest.approx(0.08)  # the link has become slower
 
 
 def test_a_given_rate_is_kept_whatever_pieces_take() -> None:
     pace = Pace(8e6)
-    assert pace.find_interval(1000, 0.5) == pytest.approx(0.001)
+    assert note(pace, 1000, 0.5) == pytest.approx(0.001)
+
+
+def test_what_a_vote_took_from_the_stream_is_made_up_for() -> None:
+    pace, n_sent = Pace(8e6), 0  # 1000 bytes in 1 ms
+    pace.note(1000, 0.0, 0.001)
+    for began_ms in range(500, 1000):  # no piece was sent during half a second
+        while pace.due_s <= began_ms / 1000:
+            pace.note(1000, began_ms / 1000, began_ms / 1000)
+            n_sent += 1
+    assert n_sent == pytest.approx(1000, abs=2)
+
+
+def test_no_more_is_made_up_for_than_two_seconds() -> None:
+    pace, n_sent = Pace(8e6), 0
+    pace.note(1000, 0.0, 0.001)
+    while pace.due_s <= 60.0:
+        pace.note(1000, 60.0, 60.0)
+        n_sent += 1
+    assert n_sent == pytest.approx(2000, abs=2)
 
 
 def test_nothing_is_sent_to_who_does_not_know_the_secret(serving: Serving) -> None:

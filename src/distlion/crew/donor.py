@@ -7,6 +7,7 @@ replies of all steps since the first piece, in order.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -36,6 +37,8 @@ logger = logging.getLogger("distlion")
 
 LINK_SHARE = 0.5
 """Share of the link's time that pieces take, unless the caller names a rate."""
+_MAKE_UP_S = 2.0
+"""Seconds of a vote, in which nothing is sent to newcomers, that are made up for afterwards."""
 _RECENT = 32
 """The fastest of so many pieces shows what the link needs; the rest of the others' time is that of
 busy cores, or of votes on the same link."""
@@ -246,7 +249,7 @@ class Feed:
             params = donor.list_params()
             self._has_begun = True
         pieces = deque(enumerate(cut_pieces(params)))
-        next_s = sent_s = time.monotonic()
+        sent_s = time.monotonic()
         while not self.ended.is_set():
             now_s = time.monotonic()
             with donor.lock:
@@ -258,21 +261,22 @@ class Feed:
                 payload = torch.cat([bucket.payload for bucket in reply.buckets])
                 link.send({"kind": "reply", "head": head, **reply.describe()}, payload)
                 sent_s = time.monotonic()
-            elif pieces and now_s >= next_s:
+            elif pieces and now_s >= self._pace.due_s:
                 number, piece = pieces.popleft()
-                next_s = self._send_piece(link, number, piece, params[piece.index])
+                self._send_piece(link, number, piece, params[piece.index])
                 sent_s = time.monotonic()
             elif now_s - sent_s >= BEAT_S:
                 link.send({"kind": "beat", "head": head})
                 sent_s = now_s
             else:
-                self.ended.wait(min(0.005, max(0.0005, next_s - now_s) if pieces else 0.005))
+                wait_s = max(0.0005, self._pace.due_s - now_s) if pieces else 0.005
+                self.ended.wait(min(0.005, wait_s))
 
     def _take_reply(self) -> StepReply | None:
         return self._waiting.popleft() if self._waiting else None
 
-    def _send_piece(self, link: SideLink, number: int, piece: Piece, param: Tensor) -> float:
-        """Copy and send a piece; return when the next one may be sent."""
+    def _send_piece(self, link: SideLink, number: int, piece: Piece, param: Tensor) -> None:
+        """Copy and send a piece."""
         donor = self._donor
         with donor.lock:
             step = donor.read_step()
@@ -282,31 +286,33 @@ class Feed:
         began_s = time.monotonic()
         link.send({"kind": "piece", "number": number, "step": step, "head": step}, values)
         link.receive(0)  # it has come: the time to here is that of the link, not of its buffers
-        return began_s + self._pace.find_interval(values.numel(), time.monotonic() - began_s)
+        self._pace.note(values.numel(), began_s, time.monotonic())
 
 
 class Pace:
-    """How long after the begin of a piece the next one may begin.
+    """When the next piece may be sent.
 
     Args:
         rate_bit_per_s: The rate of pieces; None for ``LINK_SHARE`` of the link's time.
+
+    Attributes:
+        due_s: When, by the monotonic clock.
     """
 
     def __init__(self, rate_bit_per_s: float | None) -> None:
         self._rate_bit_per_s = rate_bit_per_s
         self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds a byte
+        self.due_s = -math.inf
 
-    def find_interval(self, n_bytes: int, took_s: float) -> float:
-        """Return the seconds from the begin of a piece, which may be over by now.
-
-        Args:
-            n_bytes: Bytes of the piece.
-            took_s: Seconds until it had come.
-        """
+    def note(self, n_bytes: int, began_s: float, came_s: float) -> None:
+        """Note a piece of so many bytes that was sent, and came, at these moments."""
         if self._rate_bit_per_s is not None:
-            return 8 * n_bytes / self._rate_bit_per_s
-        self._recent.append(took_s / n_bytes)
-        return min(self._recent) * n_bytes / LINK_SHARE
+            interval_s = 8 * n_bytes / self._rate_bit_per_s
+        else:
+            self._recent.append((came_s - began_s) / n_bytes)
+            interval_s = min(self._recent) * n_bytes / LINK_SHARE
+        earliest_s = began_s if self.due_s == -math.inf else began_s - _MAKE_UP_S
+        self.due_s = max(self.due_s, earliest_s) + interval_s
 
 
 def _copy(param: Tensor, piece: Piece) -> Tensor:
