@@ -27,6 +27,7 @@ LIGHTHOUSE_SETTINGS = {
     "quorum_tick_ms": 50,
 }
 RESTARTS = 10_000
+MACHINE_PROCESSES = 2
 
 
 COORDINATOR = -1
@@ -129,6 +130,23 @@ class RetryingCrewSystem(CrewSystem):
         return f"{super().tuning}, retry=True"
 
 
+class MachinesSystem(CrewSystem):
+    """A crew of machines: each worker has two processes, over which FSDP2 shards its replica."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**super().environment, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    @property
+    def tuning(self) -> str:
+        return f"{super().tuning}, {MACHINE_PROCESSES} processes a worker, FSDP2 inside"
+
+    def command_worker(self, number: int, log: Path) -> list[str]:
+        interpreter, *program = super().command_worker(number, log)
+        launch = [interpreter, "-m", "torch.distributed.run", "--standalone"]
+        return [*launch, "--nproc-per-node", str(MACHINE_PROCESSES), *program]
+
+
 class TorchftSystem(System):
     """torchft: a lighthouse finds the workers, each of which is a replica group."""
 
@@ -184,6 +202,7 @@ class ElasticSystem(System):
 SYSTEMS: dict[str, type[System]] = {
     "crew": CrewSystem,
     "crew-retry": RetryingCrewSystem,
+    "crew-machines": MachinesSystem,
     "torchft": TorchftSystem,
     "torchelastic": ElasticSystem,
 }
