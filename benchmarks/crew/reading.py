@@ -232,16 +232,45 @@ def measure_growth(lines: list[Line]) -> list[dict[str, Any]]:
     return found[:3]
 
 
+def find_usual_steps(
+    commits: list[Line], events: list[dict[str, Any]]
+) -> tuple[float, float | None]:
+    """Return the median time of a step, and of one while a newcomer catches up; None for none.
+
+    Args:
+        commits: The first line of each step.
+        events: What happened, with what it cost. Steps of a join from the newcomer's readiness to
+            its own first step do not count as usual.
+    """
+    usual, meanwhile = [], []
+    windows = []
+    for event in events:
+        if event.get("joined_s") is not None:
+            end_s = event["time_s"] + event["in_s"]
+            windows.append((end_s - event["joined_s"], end_s))
+    for before, after in pairwise(commits):
+        gap = after.time_s - before.time_s
+        if any(begin_s <= before.time_s and after.time_s < end_s for begin_s, end_s in windows):
+            meanwhile.append(gap)
+        elif not any(
+            begin_s < after.time_s and before.time_s < end_s for begin_s, end_s in windows
+        ):
+            usual.append(gap)
+    return statistics.median(usual), statistics.median(meanwhile) if meanwhile else None
+
+
 def summarize(lines: list[Line], record: dict[str, Any]) -> dict[str, Any]:
     """Return what a run of a system showed."""
     commits = list_commits(lines)
     first_s, last_s = commits[0].time_s, commits[-1].time_s
     gaps = [after.time_s - before.time_s for before, after in pairwise(commits)]
-    usual_s = statistics.median(gaps)
+    events = measure_events(lines, record["events"])
+    usual_s, meanwhile_s = find_usual_steps(commits, events)
     return {
         "seconds": round(last_s - first_s, 1),
         "last_step": max(line.step for line in commits),
         "usual_step_s": round(usual_s, 4),
+        "step_meanwhile_s": None if meanwhile_s is None else round(meanwhile_s, 4),
         "seconds_lost": round(sum(gap - usual_s for gap in gaps if gap > 5 * usual_s), 1),
         "steps_repeated": count_repeated(lines),
         "attempts_failed": sum(line.kind == "failed" for line in lines),
@@ -250,6 +279,6 @@ def summarize(lines: list[Line], record: dict[str, Any]) -> dict[str, Any]:
         "epochs": len({line.epoch for line in commits}),
         "accidents": record["accidents"],
         "peak_kib": max(record.get("peaks_kib", {}).values(), default=0),
-        "events": measure_events(lines, record["events"]),
+        "events": events,
         "growth": measure_growth(lines),
     }

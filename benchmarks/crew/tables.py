@@ -160,8 +160,8 @@ def write_cost(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-SIZE_HEAD = ["parameters", "link", "system", "usual step", "join: others", "join: change itself"]
-SIZE_HEAD += ["join: newcomer"]
+SIZE_HEAD = ["parameters", "link", "system", "usual step", "step while a newcomer catches up"]
+SIZE_HEAD += ["join: others", "join: change itself", "join: newcomer"]
 SIZE_HEAD += ["kill: others", "stop: others", "woken: others", "peak GiB", "forks", "accidents"]
 SIZE_HEAD += ["commit, date, load of the machine"]
 SIZE_NOTES = """\
@@ -169,7 +169,8 @@ Events come one at a time, each once all train together: three joins, two kills,
 longer than a step may be silent. Seconds: median, worst and number. *Others* are their longest
 pause beyond a usual step; *change itself* is from their last step without a newcomer to their first
 one with it, also beyond a usual step. *Newcomer*: from the moment when it has imported everything
-and built its network to its first step. Peak: the most memory of any process.
+and built its network to its first step. It catches up meanwhile; steps of then are no usual ones,
+but for rows without a number for them. Peak: the most memory of any process.
 """
 
 
@@ -245,7 +246,9 @@ def _tell_sizes(runs: list[dict[str, Any]]) -> list[str]:
     )
     cells = [_pick(kind, name)([{"events": events}]) for kind, name in asked]
     peak = max(run["peak_kib"] for run in runs) / 2**20
-    return [f"{usual_s:.2f}", *cells, f"{peak:.1f}", _sum("forks")(runs), _sum("accidents")(runs)]
+    meanwhile = [run["step_meanwhile_s"] for run in runs if run.get("step_meanwhile_s")]
+    steps = [f"{usual_s:.2f}", f"{statistics.median(meanwhile):.2f}" if meanwhile else "-"]
+    return [*steps, *cells, f"{peak:.1f}", _sum("forks")(runs), _sum("accidents")(runs)]
 
 
 PAUSES = {"pause_s", "change_s", "return_pause_s"}

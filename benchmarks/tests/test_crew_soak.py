@@ -210,13 +210,35 @@ def test_a_page_of_sizes_tells_pauses_beyond_a_usual_step(crew: Any, tmp_path: P
     run = {"system": "one", "size": "1m", "rate": "1gbit", "n_parameters": 1000, "tuning": "none"}
     run["measured"] = "commit 1"
     page = crew.tables.write_sizes({"conditions": {}, "left_out": {}, "runs": [run | summary]})
-    cells = "0.10 | 0.15, 0.15 (1) | 0.15, 0.15 (1) | 0.20, 0.20 (1) | - | - | - | 3.0 | 0 | 0 |"
+    cells = (
+        "0.10 | - | 0.15, 0.15 (1) | 0.15, 0.15 (1) | 0.20, 0.20 (1) | - | - | - | 3.0 | 0 | 0 |"
+    )
     row = f"| 1,000 | 1gbit | one | {cells} commit 1 |"
     assert row in page
     never = {**summary["events"][0], "pause_s": 0.2, "change_s": None, "joined_s": None}
     summary = {**summary, "events": [*summary["events"], never]}
     page = crew.tables.write_sizes({"conditions": {}, "left_out": {}, "runs": [run | summary]})
     assert "| 0.12, 0.15 (2) | 0.15, 0.15 (1), 1 never | 0.20, 0.20 (1), 1 never |" in page
+
+
+def test_steps_are_told_apart_from_those_while_a_newcomer_catches_up(
+    crew: Any, tmp_path: Path
+) -> None:
+    logs = [Log(tmp_path, worker) for worker in range(3)]
+    for log in logs:
+        log.add_steps(1, range(10), 0.0)
+        for place in range(20):  # a step takes 0.3 s while the newcomer catches up
+            log.add(1.2 + 0.3 * place, step=10 + place, epoch=1, digest=0)
+    newcomer = Log(tmp_path, 3)
+    newcomer.add(1.15, "ready")
+    for log in (*logs, newcomer):
+        log.add_steps(2, range(30, 40), 7.2)
+    lines = crew.reading.read_logs(tmp_path)
+    events = crew.reading.measure_events(lines, [event("join", 3, 0.9)])
+    usual_s, meanwhile_s = crew.reading.find_usual_steps(crew.reading.list_commits(lines), events)
+    assert usual_s == pytest.approx(0.1)
+    assert meanwhile_s == pytest.approx(0.3)
+    assert crew.reading.find_usual_steps(crew.reading.list_commits(lines), [])[1] is None
 
 
 def test_the_page_of_losses_has_a_row_for_each_system(crew: Any, tmp_path: Path) -> None:
