@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -199,14 +200,14 @@ class End:
     def _limit(self, work: Work, timeout_s: float) -> None:
         """Let the transport give a collective up after a while."""
         kernel = self.network.kernel
+        kernel.call_at(kernel.now_s + timeout_s, partial(self._expire, work, timeout_s))
 
-        def expire() -> None:
-            if self.machine.stopped_until_s > kernel.now_s:
-                kernel.call_at(self.machine.stopped_until_s, expire)
-                return
-            work.fail(f"Timed out waiting {timeout_s * 1000:g}ms for recv operation to complete")
-
-        kernel.call_at(kernel.now_s + timeout_s, expire)
+    def _expire(self, work: Work, timeout_s: float) -> None:
+        kernel, until_s = self.network.kernel, self.machine.stopped_until_s
+        if until_s > kernel.now_s:
+            kernel.call_at(until_s, partial(self._expire, work, timeout_s))
+            return
+        work.fail(f"Timed out waiting {timeout_s * 1000:g}ms for recv operation to complete")
 
     def _send(self, rank: int, message: Message) -> None:
         network, machine = self.network, self.machine
@@ -249,21 +250,21 @@ class End:
         self, time_s: float, target: Machine, arrive: Callable[[], None], *, is_last: bool = False
     ) -> None:
         """Let something arrive, once the way is free and the target runs."""
-        network, kernel = self.network, self.network.kernel
+        self.network.kernel.call_at(time_s, partial(self._deliver, target, arrive, is_last))
 
-        def deliver() -> None:
-            silent_s = network.silent_until_s(self.machine, target, is_store=False)
-            later_s = max(silent_s, target.stopped_until_s)
-            if target.is_gone or later_s == math.inf:
-                return
-            if later_s > kernel.now_s:
-                # A connection that was closed says so after all that it has brought.
-                share = 1.0 if is_last else kernel.random.random() / 2
-                kernel.call_at(later_s + share * WAKING_S, deliver)
-                return
-            arrive()
-
-        kernel.call_at(time_s, deliver)
+    def _deliver(self, target: Machine, arrive: Callable[[], None], is_last: bool) -> None:
+        kernel = self.network.kernel
+        silent_s = self.network.silent_until_s(self.machine, target, is_store=False)
+        later_s = max(silent_s, target.stopped_until_s)
+        if target.is_gone or later_s == math.inf:
+            return
+        if later_s > kernel.now_s:
+            # A connection that was closed says so after all that it has brought.
+            share = 1.0 if is_last else kernel.random.random() / 2
+            later_s += share * WAKING_S
+            self._deliver_at(later_s, target, arrive, is_last=is_last)
+            return
+        arrive()
 
     def receive(self, rank: int, message: Message) -> None:
         """Take a message to the collective that it belongs to, or keep it for that."""

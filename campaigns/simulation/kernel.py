@@ -92,7 +92,11 @@ class Kernel:
         self.story.append(f"{self.now_s:9.4f} s  {process.name:8s} {text}")
 
     def call_at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Let something happen; what happens at one instant does so in an order drawn here."""
+        """Let something happen; what happens at one instant does so in an order drawn here.
+
+        Where it calls itself once more, give a method and not a nested function: that one would be
+        a circle, of which a schedule makes a hundred thousand, and which only a collection frees.
+        """
         if not self.is_over:
             entry = (time_s, self.random.random(), next(self._numbers), action)
             heapq.heappush(self._events, entry)
@@ -184,16 +188,16 @@ class Kernel:
             thread.join()
 
     def _resume_at(self, time_s: float, task: Task, ticket: int, *, woken: bool) -> None:
-        def resume() -> None:
-            if task.has_ended or ticket != task.ticket:
-                return
-            if task.process.stopped_until_s > self.now_s:
-                self.call_at(task.process.stopped_until_s, resume)
-                return
-            task.was_woken = woken
-            self._next = task
+        self.call_at(time_s, functools.partial(self._resume, task, ticket, woken))
 
-        self.call_at(time_s, resume)
+    def _resume(self, task: Task, ticket: int, woken: bool) -> None:
+        if task.has_ended or ticket != task.ticket:
+            return
+        if task.process.stopped_until_s > self.now_s:
+            self._resume_at(task.process.stopped_until_s, task, ticket, woken=woken)
+            return
+        task.was_woken = woken
+        self._next = task
 
     def _dispatch(self, is_done: Callable[[], bool] | None = None) -> Task:
         """Let events happen until one of them wakes a task; return that task."""

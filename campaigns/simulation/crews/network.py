@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -138,26 +139,34 @@ class CrewNetwork(Network):
             keys: What must be there before.
             n_stores: Stores before the one that the connection is to.
         """
-        answer, kernel = Future(), self.kernel
+        answer = Future()
         self._asked = [(asker, other) for asker, other in self._asked if not other.done()]
         self._asked.append((machine, answer))
-        under_way.append(lambda: self._serve(machine, action, keys, answer))
-
-        def arrive() -> None:
-            silent_s = self.silent_until_s(machine, self.keeper, is_store=True)
-            later_s = max(silent_s, self.keeper.stopped_until_s)
-            if later_s > kernel.now_s:
-                if later_s < math.inf:
-                    kernel.call_at(later_s + kernel.random.random() * WAKING_S, arrive)
-            elif self.keeper.is_gone or n_stores != self.n_stores:
-                self._refuse(machine, answer)
-            elif machine.is_gone and kernel.random.random() < 0.5:
-                under_way.clear()  # and with it what follows
-            elif under_way:
-                under_way.popleft()()
-
-        kernel.call_at(kernel.now_s + self.draw_store_delay_s(), arrive)
+        under_way.append(partial(self._serve, machine, action, keys, answer))
+        arrive = partial(self._arrive, machine, under_way, answer, n_stores)
+        self.kernel.call_at(self.kernel.now_s + self.draw_store_delay_s(), arrive)
         return answer
+
+    def _arrive(
+        self,
+        machine: CrewMachine,
+        under_way: deque[Callable[[], None]],
+        answer: Future,
+        n_stores: int,
+    ) -> None:
+        kernel = self.kernel
+        silent_s = self.silent_until_s(machine, self.keeper, is_store=True)
+        later_s = max(silent_s, self.keeper.stopped_until_s)
+        if later_s > kernel.now_s:
+            if later_s < math.inf:
+                again = partial(self._arrive, machine, under_way, answer, n_stores)
+                kernel.call_at(later_s + kernel.random.random() * WAKING_S, again)
+        elif self.keeper.is_gone or n_stores != self.n_stores:
+            self._refuse(machine, answer)
+        elif machine.is_gone and kernel.random.random() < 0.5:
+            under_way.clear()  # and with it what follows
+        elif under_way:
+            under_way.popleft()()
 
     def _serve(
         self,
@@ -167,10 +176,9 @@ class CrewNetwork(Network):
         answer: Future,
     ) -> None:
         if any(key not in self.store for key in keys):
-            self._waiting.append((keys, lambda: self._serve(machine, action, keys, answer)))
+            self._waiting.append((keys, partial(self._serve, machine, action, keys, answer)))
             return
-        result = action(self.store)
-        self._reply(machine, answer, lambda: answer.set_result(result))
+        self._reply(machine, answer, partial(answer.set_result, action(self.store)))
         ready = [call for wanted, call in self._waiting if all(k in self.store for k in wanted)]
         if ready:
             self._waiting = [(wanted, call) for wanted, call in self._waiting if call not in ready]
@@ -179,21 +187,22 @@ class CrewNetwork(Network):
 
     def _refuse(self, machine: CrewMachine, answer: Future) -> None:
         error = dist.DistNetworkError("failed to recv, got 0 bytes: connection was closed")
-        self._reply(machine, answer, lambda: answer.set_exception(error))
+        self._reply(machine, answer, partial(answer.set_exception, error))
 
     def _reply(self, machine: CrewMachine, answer: Future, come: Callable[[], None]) -> None:
+        arrive = partial(self._bring, machine, answer, come)
+        self.kernel.call_at(self.kernel.now_s + self.draw_store_delay_s(), arrive)
+
+    def _bring(self, machine: CrewMachine, answer: Future, come: Callable[[], None]) -> None:
         kernel = self.kernel
-
-        def arrive() -> None:
-            silent_s = self.silent_until_s(self.keeper, machine, is_store=True)
-            if silent_s > kernel.now_s:
-                if silent_s < math.inf:
-                    kernel.call_at(silent_s + kernel.random.random() * WAKING_S, arrive)
-                return
-            if not answer.done():  # a reply that was under way as the store died
-                come()
-
-        kernel.call_at(kernel.now_s + self.draw_store_delay_s(), arrive)
+        silent_s = self.silent_until_s(self.keeper, machine, is_store=True)
+        if silent_s > kernel.now_s:
+            if silent_s < math.inf:
+                again = partial(self._bring, machine, answer, come)
+                kernel.call_at(silent_s + kernel.random.random() * WAKING_S, again)
+            return
+        if not answer.done():  # a reply that was under way as the store died
+            come()
 
 
 class CrewStore:
