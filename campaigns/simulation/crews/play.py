@@ -131,10 +131,11 @@ class CrewPlay:
         self._kept.clear()
         self._network.streams.clear()
         self._network.listeners.clear()
-        for machine in self._network.machines:
+        for machine in map(self._machine, range(len(self._network.machines))):
             for end in machine.groups.values():
                 vars(end).clear()
             machine.groups.clear()
+            machine.world = None  # it keeps its watch, which knows the machine
 
     def _machine(self, number: int) -> CrewMachine:
         machine = self._network.machines[number]
