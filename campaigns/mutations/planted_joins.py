@@ -6,6 +6,7 @@ from planted import Mutation
 
 REPLIES = ("crew/test_replies.py",)
 DONOR = ("crew/test_donor.py",)
+OFFERS = ("crew/test_offers.py",)
 JOINING = ("crew/test_joining.py",)
 STRUCK = "crew/test_struck_joins.py"
 
@@ -43,7 +44,21 @@ JOIN_MUTATIONS = (
         "crew/offers.py",
         "if newest < self._next - 1:",
         "if False:",
-        DONOR,
+        OFFERS,
+    ),
+    Mutation(
+        "join: a member that serves newcomers offers itself as fast as one that serves none",
+        "crew/lookout.py",
+        "list_due(store, self.donor.n_served)",
+        "list_due(store, 0)",
+        OFFERS,
+    ),
+    Mutation(
+        "join: a member that serves newcomers never offers itself again",
+        "crew/offers.py",
+        "elif looks >= n_served and",
+        "elif n_served == 0 and",
+        OFFERS,
     ),
     Mutation(
         "join: a member gives its old parameters with the others' number of steps",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import threading
@@ -21,7 +20,7 @@ from distlion.crew import replies, side_link
 from distlion.crew.catch_up import TRIES, CatchUp, LostDonorError, Newcomer
 from distlion.crew.donor import Donor, Feed, Pace
 from distlion.crew.epoch import Epoch, Member, order_members
-from distlion.crew.offers import Announcements, announce, name_join
+from distlion.crew.offers import name_join
 from distlion.crew.replies import StepReply
 from distlion.crew.side_link import Listener, SideLink, dial
 from distlion.crew.signed import SignedStore
@@ -398,33 +397,6 @@ def test_a_large_message_has_time_for_each_of_its_parts() -> None:
     SideLink(connection).send({}, torch.zeros((5 << 20) + 3, dtype=torch.uint8))
     assert max(sent) <= 1 << 20
     assert sum(sent) == side_link._PREFIX.size + 2 + (5 << 20) + 3
-
-
-def test_an_announcement_of_another_version_or_secret_is_passed_over() -> None:
-    store = SignedStore(dist.HashStore(), b"key of the run")  # type: ignore[attr-defined]
-    announcements = Announcements()
-    announcements.begin(store)
-    later = {**make_member(4, 0, 0).describe(), "shoes": 2}
-    store.set(name_join(store.add("joins", 1)), json.dumps(later))
-    stranger = SignedStore(store.plain, b"another key")
-    announce(stranger, make_member(5, 0, 0))
-    announce(store, make_member(6, 0, 0))
-    assert [member.id for _, member in announcements.list_due(store, 0)] == [6]
-
-
-def test_announcements_in_a_store_that_has_come_back_empty_are_seen() -> None:
-    before, after = (
-        SignedStore(dist.HashStore(), b"key of the run")  # type: ignore[attr-defined]
-        for _ in range(2)
-    )
-    for number in range(3):
-        announce(before, make_member(number, 0, 0))
-    announcements = Announcements()
-    announcements.begin(before)
-    assert list(announcements.list_due(before, 0)) == []
-    announce(after, make_member(6, 0, 0))
-    assert [member.id for _, member in announcements.list_due(after, 0)] == [6]
-    assert list(announcements.list_due(after, 0)) == []
 
 
 def make_member(identity: int, epoch: int, step: int, donor: int | None = None) -> Member:
