@@ -19,6 +19,20 @@ JOIN_MUTATIONS = (
         ("simulation/test_simulated_joins.py", *DONOR),
     ),
     Mutation(
+        "join: a newcomer that is two steps behind is let in",
+        "crew/catch_up.py",
+        "self.step >= self._head - 1",
+        "self.step >= self._head - 2",
+        DONOR,
+    ),
+    Mutation(
+        "join: a newcomer is let in before it has caught up",
+        "crew/catch_up.py",
+        "        return catch_up.is_close\n",
+        "        return True\n",
+        DONOR,
+    ),
+    Mutation(
         "join: a member that was left behind tells newcomers that their donor does not train",
         "crew/lookout.py",
         "if not is_left_behind:  # who is",

@@ -25,7 +25,7 @@ from distlion.crew.replies import StepReply
 from distlion.crew.side_link import Listener, SideLink, dial
 from distlion.crew.signed import SignedStore
 from distlion.errors import CrewError
-from replied_run import Run, make_replica
+from replied_run import Run, copy_piece, make_replica
 
 NEWCOMER, OWN, NUMBER = 7, 0, 1
 TOWARD = ("127.0.0.1", 1)
@@ -213,6 +213,38 @@ def test_a_newcomer_that_gives_up_has_its_own_parameters_again(serving: Serving)
     newcomer.give_up()
     assert all(map(torch.equal, own, before))
     assert newcomer.is_ready(True)
+
+
+def list_messages(run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Make a donor's messages: all pieces, two steps that are heard of, three that are replayed."""
+    nothing = torch.empty(0, dtype=torch.uint8)
+    for number, piece in enumerate(replies.cut_pieces(run.params)):
+        yield {"kind": "piece", "number": number, "step": 0, "head": 0}, copy_piece(run, piece)
+    for head in (1, 2):
+        yield {"kind": "beat", "head": head}, nothing
+    for _ in range(3):
+        reply = run.commit()
+        payload = torch.cat([bucket.payload for bucket in reply.buckets])
+        yield {"kind": "reply", "head": 3, **reply.describe()}, payload
+
+
+def test_a_newcomer_is_let_in_a_step_behind_and_not_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlion.crew.catch_up.run_in_background", lambda *run: None)
+    run = Run(distlion.MajorityVote(), torch.float32)
+    replica, _ = make_replica(run)
+    messages = list_messages(run)
+    link: Any = SimpleNamespace(receive=lambda most_bytes: next(messages), send=lambda header: None)
+    newcomer = Newcomer(SimpleNamespace(), "", SimpleNamespace())  # type: ignore[arg-type]
+    newcomer._catch_up = catch_up = CatchUp(link, NEWCOMER, OWN, replica)
+    while not replica.is_complete:
+        assert not newcomer.is_ready(True)
+        catch_up._take_message()
+    behind = []
+    for _ in range(5):
+        catch_up._take_message()
+        assert catch_up.step is not None
+        behind.append((catch_up._head - catch_up.step, newcomer.is_ready(True)))
+    assert behind == [(1, True), (2, False), (2, False), (1, True), (0, True)]
 
 
 def test_a_newcomer_whose_donor_is_no_member_follows_it_no_further(serving: Serving) -> None:
