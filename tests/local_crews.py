@@ -145,6 +145,7 @@ def train(
         "momentum": bits(optimizer.outer_buffers),
         "own": bits(model.parameters()),
         "kept": copy_kept(optimizer),
+        "said": said,
         "formed": [line for line in said if line.startswith("epoch ")],
     }
 

@@ -7,6 +7,7 @@ from planted import Mutation
 REPLIES = ("crew/test_replies.py",)
 DONOR = ("crew/test_donor.py",)
 OFFERS = ("crew/test_offers.py",)
+NEWCOMERS = ("crew/test_newcomers.py",)
 JOINING = ("crew/test_joining.py",)
 STRUCK = "crew/test_struck_joins.py"
 
@@ -17,6 +18,27 @@ JOIN_MUTATIONS = (
         "        if not donor_trains:\n",
         "        if False:\n",
         ("simulation/test_simulated_joins.py", *DONOR),
+    ),
+    Mutation(
+        "join: a newcomer whose rule keeps state catches up without it",
+        "crew/catch_up.py",
+        "        if rule.worker_state:\n",
+        "        if False:\n",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "join: a newcomer that copies momenta catches up without them",
+        "crew/catch_up.py",
+        'if newcomers != "zeros":',
+        'if newcomers == "mean":',
+        NEWCOMERS,
+    ),
+    Mutation(
+        "join: a newcomer that takes local steps catches up between votes",
+        "crew/optimizer.py",
+        "is_local=local is not None",
+        "is_local=False",
+        ("crew/test_local_steps.py",),
     ),
     Mutation(
         "join: a newcomer that is two steps behind is let in",
