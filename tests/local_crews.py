@@ -117,8 +117,7 @@ def train(
         assert own_bits(optimizer) == points[optimizer.committed_step]
 
     with crew:
-        settings = {"exchange": distlion.AllReduce(), **IN_A_HURRY}
-        chosen = {"every": EVERY, **settings, **options}
+        chosen = {"every": EVERY, "exchange": distlion.AllReduce(), **IN_A_HURRY, **options}
         optimizer, scheduler = crew.local_steps(make_inner(model, decay), **chosen), None
         if schedules:
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
