@@ -174,6 +174,7 @@ def train(
         "momenta": momenta,
         "traffic": asdict(optimizer.traffic),
         "given_up": n_given_up,
+        "said": said,
         "formed": [line for line in said if line.startswith("epoch ")],
     }
 
@@ -186,6 +187,12 @@ def collect_log() -> list[str]:
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     return said
+
+
+def list_reasons(result: dict[str, Any]) -> set[str]:
+    """Return why a worker has joined while others waited, as it has said."""
+    found = [line.partition(" joins while others wait: ") for line in result["said"]]
+    return {reason for _, there, reason in found if there}
 
 
 def check_equal(results: list[dict[str, Any]], *, goal: int = GOAL) -> None:

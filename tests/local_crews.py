@@ -117,8 +117,7 @@ def train(
         assert own_bits(optimizer) == points[optimizer.committed_step]
 
     with crew:
-        settings = {"exchange": distlion.AllReduce(), **IN_A_HURRY}
-        chosen = {"every": EVERY, **settings, **options}
+        chosen = {"every": EVERY, "exchange": distlion.AllReduce(), **IN_A_HURRY, **options}
         optimizer, scheduler = crew.local_steps(make_inner(model, decay), **chosen), None
         if schedules:
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
@@ -145,6 +144,7 @@ def train(
         "momentum": bits(optimizer.outer_buffers),
         "own": bits(model.parameters()),
         "kept": copy_kept(optimizer),
+        "said": said,
         "formed": [line for line in said if line.startswith("epoch ")],
     }
 

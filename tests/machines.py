@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -124,7 +124,13 @@ def train_machine(
 
 
 def replay(results: list[dict[str, Any]], seed: int, goal: int, **options: Any) -> None:
-    """Do all steps again in this process with whole parameters, and compare after each."""
+    """Do all steps again in this process with whole parameters, and compare after each.
+
+    Momenta are compared at the end: each process has its part of those of its machine. Newcomers
+    begin them with zeros here as in the crew, whose default that is. A machine that comes back
+    after steps without it keeps its own, which the cluster has dropped; such runs are not done
+    again.
+    """
     epochs, digests = {}, {}
     for result in results:
         epochs.update(result["epochs"])
@@ -149,6 +155,16 @@ def replay(results: list[dict[str, Any]], seed: int, goal: int, **options: Any) 
         scheduler.step()
         here = b"".join(bytes(param.detach().numpy()) for param in model.parameters())
         assert here == digests[step + 1], step + 1
+    for place, member in enumerate(members):
+        check_momenta(cluster.exp_avg(place), [each for each in results if each["id"] == member])
+
+
+def check_momenta(expected: list[Tensor], lanes: list[dict[str, Any]]) -> None:
+    """Check that the parts of a machine's processes, in their order, are these whole momenta."""
+    parts = [each["momenta"] for each in sorted(lanes, key=lambda each: int(each["lane"]))]
+    assert len(parts) == LANES
+    for whole, *cut in zip(expected, *parts, strict=True):
+        assert torch.equal(whole.flatten(), torch.cat([part.flatten() for part in cut]))
 
 
 __all__ = ["LANES", "connect_machine", "make_crew", "replay", "train_machine"]

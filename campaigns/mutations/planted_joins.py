@@ -6,6 +6,8 @@ from planted import Mutation
 
 REPLIES = ("crew/test_replies.py",)
 DONOR = ("crew/test_donor.py",)
+OFFERS = ("crew/test_offers.py",)
+NEWCOMERS = ("crew/test_newcomers.py",)
 JOINING = ("crew/test_joining.py",)
 STRUCK = "crew/test_struck_joins.py"
 
@@ -16,6 +18,41 @@ JOIN_MUTATIONS = (
         "        if not donor_trains:\n",
         "        if False:\n",
         ("simulation/test_simulated_joins.py", *DONOR),
+    ),
+    Mutation(
+        "join: a newcomer whose rule keeps state catches up without it",
+        "crew/catch_up.py",
+        "        if rule.worker_state:\n",
+        "        if False:\n",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "join: a newcomer that copies momenta catches up without them",
+        "crew/catch_up.py",
+        'if newcomers != "zeros":',
+        'if newcomers == "mean":',
+        NEWCOMERS,
+    ),
+    Mutation(
+        "join: a newcomer that takes local steps catches up between votes",
+        "crew/optimizer.py",
+        "is_local=local is not None",
+        "is_local=False",
+        ("crew/test_local_steps.py",),
+    ),
+    Mutation(
+        "join: a newcomer that is two steps behind is let in",
+        "crew/catch_up.py",
+        "self.step >= self._head - 1",
+        "self.step >= self._head - 2",
+        DONOR,
+    ),
+    Mutation(
+        "join: a newcomer is let in before it has caught up",
+        "crew/catch_up.py",
+        "        return catch_up.is_close\n",
+        "        return True\n",
+        DONOR,
     ),
     Mutation(
         "join: a member that was left behind tells newcomers that their donor does not train",
@@ -43,7 +80,21 @@ JOIN_MUTATIONS = (
         "crew/offers.py",
         "if newest < self._next - 1:",
         "if False:",
-        DONOR,
+        OFFERS,
+    ),
+    Mutation(
+        "join: a member that serves newcomers offers itself as fast as one that serves none",
+        "crew/lookout.py",
+        "list_due(store, self.donor.n_served)",
+        "list_due(store, 0)",
+        OFFERS,
+    ),
+    Mutation(
+        "join: a member that serves newcomers never offers itself again",
+        "crew/offers.py",
+        "elif looks >= n_served and",
+        "elif n_served == 0 and",
+        OFFERS,
     ),
     Mutation(
         "join: a member gives its old parameters with the others' number of steps",

@@ -32,6 +32,16 @@ MACHINE_MUTATIONS = (
         WHOLE,
     ),
     Mutation(
+        "machine: momenta are rounded as members change",
+        "crew/optimizer.py",
+        "            membership.enter(epoch, seconds=",
+        "            for param in self._all_params():\n"
+        "                if 'exp_avg' in (entry := self.state[param]):\n"
+        "                    entry['exp_avg'].copy_(entry['exp_avg'].half())\n"
+        "            membership.enter(epoch, seconds=",
+        LATE,
+    ),
+    Mutation(
         "machine: a process enters the epoch that it was told of first",
         "crew/lanes.py",
         'return f"{self._n_found}/{what}"',

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import threading
@@ -21,12 +20,12 @@ from distlion.crew import replies, side_link
 from distlion.crew.catch_up import TRIES, CatchUp, LostDonorError, Newcomer
 from distlion.crew.donor import Donor, Feed, Pace
 from distlion.crew.epoch import Epoch, Member, order_members
-from distlion.crew.offers import Announcements, announce, name_join
+from distlion.crew.offers import name_join
 from distlion.crew.replies import StepReply
 from distlion.crew.side_link import Listener, SideLink, dial
 from distlion.crew.signed import SignedStore
 from distlion.errors import CrewError
-from replied_run import Run, make_replica
+from replied_run import Run, copy_piece, make_replica
 
 NEWCOMER, OWN, NUMBER = 7, 0, 1
 TOWARD = ("127.0.0.1", 1)
@@ -242,6 +241,38 @@ def test_a_newcomer_that_gives_up_has_its_own_parameters_again(serving: Serving)
     assert newcomer.is_ready(True)
 
 
+def list_messages(run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Make a donor's messages: all pieces, two steps that are heard of, three that are replayed."""
+    nothing = torch.empty(0, dtype=torch.uint8)
+    for number, piece in enumerate(replies.cut_pieces(run.params)):
+        yield {"kind": "piece", "number": number, "step": 0, "head": 0}, copy_piece(run, piece)
+    for head in (1, 2):
+        yield {"kind": "beat", "head": head}, nothing
+    for _ in range(3):
+        reply = run.commit()
+        payload = torch.cat([bucket.payload for bucket in reply.buckets])
+        yield {"kind": "reply", "head": 3, **reply.describe()}, payload
+
+
+def test_a_newcomer_is_let_in_a_step_behind_and_not_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlion.crew.catch_up.run_in_background", lambda *run: None)
+    run = Run(distlion.MajorityVote(), torch.float32)
+    replica, _ = make_replica(run)
+    messages = list_messages(run)
+    link: Any = SimpleNamespace(receive=lambda most_bytes: next(messages), send=lambda header: None)
+    newcomer = Newcomer(SimpleNamespace(), "", SimpleNamespace())  # type: ignore[arg-type]
+    newcomer._catch_up = catch_up = CatchUp(link, NEWCOMER, OWN, replica)
+    while not replica.is_complete:
+        assert not newcomer.is_ready(True)
+        catch_up._take_message()
+    behind = []
+    for _ in range(5):
+        catch_up._take_message()
+        assert catch_up.step is not None
+        behind.append((catch_up._head - catch_up.step, newcomer.is_ready(True)))
+    assert behind == [(1, True), (2, False), (2, False), (1, True), (0, True)]
+
+
 def test_a_newcomer_whose_donor_is_no_member_follows_it_no_further(serving: Serving) -> None:
     newcomer, _ = follow(serving)
     with pytest.raises(LostDonorError, match="without it"):
@@ -424,33 +455,6 @@ def test_a_large_message_has_time_for_each_of_its_parts() -> None:
     SideLink(connection).send({}, torch.zeros((5 << 20) + 3, dtype=torch.uint8))
     assert max(sent) <= 1 << 20
     assert sum(sent) == side_link._PREFIX.size + 2 + (5 << 20) + 3
-
-
-def test_an_announcement_of_another_version_or_secret_is_passed_over() -> None:
-    store = SignedStore(dist.HashStore(), b"key of the run")  # type: ignore[attr-defined]
-    announcements = Announcements()
-    announcements.begin(store)
-    later = {**make_member(4, 0, 0).describe(), "shoes": 2}
-    store.set(name_join(store.add("joins", 1)), json.dumps(later))
-    stranger = SignedStore(store.plain, b"another key")
-    announce(stranger, make_member(5, 0, 0))
-    announce(store, make_member(6, 0, 0))
-    assert [member.id for _, member in announcements.list_due(store, 0)] == [6]
-
-
-def test_announcements_in_a_store_that_has_come_back_empty_are_seen() -> None:
-    before, after = (
-        SignedStore(dist.HashStore(), b"key of the run")  # type: ignore[attr-defined]
-        for _ in range(2)
-    )
-    for number in range(3):
-        announce(before, make_member(number, 0, 0))
-    announcements = Announcements()
-    announcements.begin(before)
-    assert list(announcements.list_due(before, 0)) == []
-    announce(after, make_member(6, 0, 0))
-    assert [member.id for _, member in announcements.list_due(after, 0)] == [6]
-    assert list(announcements.list_due(after, 0)) == []
 
 
 def make_member(identity: int, epoch: int, step: int, donor: int | None = None) -> Member:

@@ -18,6 +18,7 @@ from crews import (
     await_true,
     draw_loss,
     host_store,
+    list_reasons,
     make_crew,
     make_model,
     start,
@@ -209,6 +210,7 @@ def test_a_newcomer_begins_where_the_others_are(name: str, has_last_vote: bool) 
     assert min(last["points"]) > STRUCK_AT
     assert last["points"][votes] == results[0]["points"][votes]
     assert last["rates"][0][1] == 0.1
+    assert list_reasons(last) == {"local steps are shared at votes"}
     if has_last_vote:
         assert len({result["own"] for result in results}) == 1
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import distlion
 from crews import (
     GOAL,
     OPTIONS,
@@ -17,6 +18,7 @@ from crews import (
     await_true,
     check_equal,
     host_store,
+    list_reasons,
     make_crew,
     start,
     train,
@@ -24,7 +26,12 @@ from crews import (
 from distlion.checkpoint.identity import identify, list_loaded, note_loaded
 from distlion.crew import CrewLion
 from distlion.crew.admission import list_asks
+from distlion.crew.catch_up import find_refusal
+from distlion.crew.lanes import Lanes, OneLane
 from distlion.errors import CrewError
+from distlion.step.newcomers import Newcomers
+from distlion.votes.aggregation import Aggregation
+from distlion.votes.registry import RULES, SCALED_RULES
 from tiers import in_tiers
 
 
@@ -54,6 +61,37 @@ def join_late(rank: int, size: int, port: int, name: str, newcomers: Any) -> dic
     return {**result, "momentum": momenta[0], "owner": owners[0]}
 
 
+STATEFUL = ("EstimateVote", "FeedbackVote", "ResidualVote")
+EVERY_RULE = [*(each.rule for each in RULES.values()), *SCALED_RULES.values()]
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
+def test_others_wait_for_newcomers_of_a_rule_that_keeps_state(rule: Aggregation) -> None:
+    name = type(rule).__name__
+    reason = f"{name} keeps state of each worker" if name in STATEFUL else ""
+    plain = distlion.Average()
+    for rules in ((rule,), (plain, rule), (rule, plain)):
+        assert find_refusal("zeros", rules, OneLane(), is_local=False) == reason
+
+
+@pytest.mark.parametrize("newcomers", ["donor", "mean"])
+def test_others_wait_for_newcomers_that_copy_momenta(newcomers: Newcomers) -> None:
+    reason = find_refusal(newcomers, [distlion.MajorityVote()], OneLane(), is_local=False)
+    assert reason == f"newcomers='{newcomers}' copies momenta"
+
+
+def test_others_wait_for_newcomers_that_take_local_steps() -> None:
+    reason = find_refusal("zeros", [distlion.MajorityVote()], OneLane(), is_local=True)
+    assert reason == "local steps are shared at votes"
+
+
+def test_others_wait_for_machines_of_several_processes() -> None:
+    lanes = object.__new__(Lanes)  # without a group
+    lanes.number = 4
+    reason = find_refusal("zeros", [distlion.MajorityVote()], lanes, is_local=False)
+    assert reason == "its members have 4 processes each"
+
+
 @pytest.mark.parametrize(
     ("name", "newcomers"),
     in_tiers(
@@ -76,6 +114,8 @@ def test_a_newcomer_has_the_parameters_of_the_others(name: str, newcomers: str) 
     assert formed.endswith(f"came: {there}, worker {last['id']} (new)")
     assert last["owner"] in [result["owner"] for result in results[:-1]]
     assert last["owner"][1] == {"resumed"}
+    if newcomers != "zeros":
+        assert list_reasons(last) == {f"newcomers={newcomers!r} copies momenta"}
     momenta = [result["momentum"] for result in results]
     if newcomers == "zeros":
         assert not momenta[-1].any()
@@ -119,6 +159,7 @@ def test_newcomers_that_ask_at_once_are_taken_in_one_epoch() -> None:
         assert len(result["seen"]) == 2
     for result in results[2:]:
         assert min(result["digests"]) > STRUCK_AT
+        assert list_reasons(result) == {"FeedbackVote keeps state of each worker"}
     for result in results:
         assert sorted(result["epochs"][GOAL][1]) == sorted(each["id"] for each in results)
 
