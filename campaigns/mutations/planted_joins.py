@@ -85,8 +85,8 @@ JOIN_MUTATIONS = (
     Mutation(
         "join: a member that serves newcomers offers itself as fast as one that serves none",
         "crew/lookout.py",
-        "list_due(store, self.donor.n_served)",
-        "list_due(store, 0)",
+        "list_due(store, lambda: donor.n_served)",
+        "list_due(store, lambda: 0)",
         OFFERS,
     ),
     Mutation(

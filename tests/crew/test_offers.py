@@ -18,7 +18,7 @@ from distlion.crew.signed import SignedStore
 
 def list_ids(announcements: Announcements, store: SignedStore, n_served: int) -> list[int]:
     """Look once, as a member that serves so many; return whom it is to offer itself."""
-    return [member.id for _, member in announcements.list_due(store, n_served)]
+    return [member.id for _, member in announcements.list_due(store, lambda: n_served)]
 
 
 def test_an_announcement_of_another_version_or_secret_is_passed_over() -> None:
@@ -96,15 +96,17 @@ def find_donor(store: SignedStore, number: int) -> int | None:
     return Offer(*json.loads(store.get(key))).donor if store.check([key]) else None
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 def test_of_two_newcomers_each_has_a_donor_of_its_own(
-    store: SignedStore, sides: list[Side]
+    store: SignedStore, sides: list[Side], *, at_once: bool
 ) -> None:
     busy, idle = sides
     numbers = []
     for newcomer in (6, 7):
         numbers.append(announce(store, make_member(newcomer)))
-        busy.look()  # it is the first to look for both
-        idle.look()
+        if newcomer == 7 or not at_once:
+            busy.look()  # it is the first to look for both
+            idle.look()
     busy.look()
     assert [find_donor(store, number) for number in numbers] == [0, 1]
     assert [side.donor.n_served for side in sides] == [1, 1]

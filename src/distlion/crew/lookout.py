@@ -193,9 +193,9 @@ class Lookout:
 
     def _answer_announcements(self, epoch: Epoch) -> None:
         """Offer this member's parameters to workers that will join."""
-        if self.donor is None or self._epoch is not epoch:
+        donor, store = self.donor, self._rendezvous.store
+        if donor is None or self._epoch is not epoch:
             return
-        store = self._rendezvous.store
         self._announcements.begin(store)
-        for number, newcomer in self._announcements.list_due(store, self.donor.n_served):
-            self.donor.answer(epoch, number, newcomer)
+        for number, newcomer in self._announcements.list_due(store, lambda: donor.n_served):
+            donor.answer(epoch, number, newcomer)

@@ -86,14 +86,16 @@ class Announcements:
         if self._next is None:
             self._next = store.add(_COUNT, 0) + 1
 
-    def list_due(self, store: SignedStore, n_served: int) -> Iterator[tuple[int, Member]]:
+    def list_due(
+        self, store: SignedStore, count_served: Callable[[], int]
+    ) -> Iterator[tuple[int, Member]]:
         """List announcements that this member should offer itself for.
 
         It lets one more look pass for each worker that it serves, so that another one is faster.
 
         Args:
             store: The run's store.
-            n_served: Workers that it serves now.
+            count_served: Function that counts the workers that it serves, which may grow meanwhile.
         """
         assert self._next is not None
         newest = store.add(_COUNT, 0)
@@ -107,7 +109,7 @@ class Announcements:
             self._looks[number] += 1
             if looks > _MOST_LOOKS or store.check([f"{key}/offer"]):
                 del self._looks[number]
-            elif looks >= n_served and store.check([key]):
+            elif looks >= count_served() and store.check([key]):
                 del self._looks[number]
                 try:
                     member = store.read(key, lambda text: Member(**json.loads(text)))
