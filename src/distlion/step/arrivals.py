@@ -60,7 +60,7 @@ class Arrivals:
         return True
 
     def remember(self, param: VotingParam) -> None:
-        """Note a gradient that still accumulates."""
+        """Note a gradient to which a later backward pass may add."""
         grad = param.param.grad
         if param.is_sharded and grad is not None:
             self._before[param.position] = weakref.ref(grad)
