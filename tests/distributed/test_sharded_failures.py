@@ -326,6 +326,8 @@ def construct_wrongly(rank: int, world_size: int) -> dict[str, Any]:
     named = list(model.named_parameters())
     beside = ("beside", nn.Parameter(torch.ones(3)))
     voters = mesh["replicate"].get_group()
+    crossed = [torch.distributed.new_group(ranks) for ranks in ([0, 3], [1, 2])]
+    whole = distlion.DistributedLion(build().named_parameters(), process_group=voters)
 
     def construct(params: Any = named, **options: Any) -> Callable[[], Any]:
         return lambda: distlion.DistributedLion(params, **options)
@@ -335,6 +337,11 @@ def construct_wrongly(rank: int, world_size: int) -> dict[str, Any]:
         "no voters": catch(construct()),
         "shards as voters": catch(construct(process_group=mesh["shard"].get_group())),
         "all as voters": catch(construct(process_group=torch.distributed.group.WORLD)),
+        "other shards as voters": catch(construct(process_group=crossed[rank in (1, 2)])),
+        "shards beside whole": catch(
+            lambda: whole.add_param_group({"params": [(f"a {name}", each) for name, each in named]})
+        ),
+        "virtual workers": catch(lambda: distlion.VirtualCluster(named, workers=2)),
         "nodes": catch(construct(process_group=voters, nodes=distlion.Nodes(ranks_per_node=2))),
         "checkpoint": catch(
             lambda: distlion.save_checkpoint("/nowhere", model, make_optimizer(model, mesh))
@@ -349,6 +356,9 @@ def construct_wrongly(rank: int, world_size: int) -> dict[str, Any]:
         ("no voters", "InvalidArgumentError", "no mesh dim replicates all of them"),
         ("shards as voters", "InvalidArgumentError", "parameters are cut over"),
         ("all as voters", "InvalidArgumentError", "give the group of a mesh dim"),
+        ("other shards as voters", "InvalidArgumentError", "so hold different shards"),
+        ("shards beside whole", "UnsupportedTypeError", "a 0.weight is a DTensor, and this"),
+        ("virtual workers", "UnsupportedTypeError", "0.weight is a DTensor, and this optimizer"),
         ("nodes", "UnsupportedTypeError", "leave nodes out"),
         ("checkpoint", "UnsupportedTypeError", "get_optimizer_state_dict"),
     ],

@@ -98,6 +98,20 @@ def tied(mesh: Any) -> nn.Module:
     return fully_shard(Tied(), mesh=mesh["shard"])
 
 
+def with_empty_shard(mesh: Any) -> nn.Module:
+    """One rank's shard of the last bias is empty, and shares a buffer with other gradients."""
+    torch.manual_seed(0)
+    return fully_shard(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1)), mesh=mesh["shard"])
+
+
+def with_gradients(mesh: Any) -> nn.Module:
+    """A backward pass came before the optimizer, and its gradients are 0 in place."""
+    model = with_empty_shard(mesh)
+    run_backward(model, 99, dist.get_rank())
+    model.zero_grad(set_to_none=False)
+    return model
+
+
 def clipped(model: nn.Module, optimizer: distlion.DistributedLion, step: int, rank: int) -> None:
     run_backward(model, step, rank)
     total = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
@@ -140,6 +154,8 @@ CASES: dict[str, tuple[Callable[[Any], nn.Module], Train, dict[str, Any]]] = {
     "no_sync, CPU offload, overlap": (offloaded, added_to, OVERLAP),
     "no_sync, bf16, overlap": (bf16, added_to, OVERLAP),
     "no_sync, one unit, overlap": (one_unit, added_to, OVERLAP),
+    "no_sync, empty shard, overlap": (with_empty_shard, added_to, OVERLAP),
+    "gradients before, overlap": (with_gradients, plainly, OVERLAP),
     "ClipNorm": (sharded, plainly, {"clip_norm": distlion.ClipNorm(0.01)}),
     "ClipNorm, global": (
         sharded,
@@ -158,7 +174,8 @@ def train_cases(rank: int, world_size: int) -> dict[str, Any]:
         before = digest(model)
         reference = None
         # Norms of shards are added in another order; momenta on the way are not collected.
-        if make_model is not tied and not options.keys() & {"clip_norm", "momentum_sync"}:
+        is_built = make_model not in (tied, with_empty_shard, with_gradients)
+        if is_built and not options.keys() & {"clip_norm", "momentum_sync"}:
             reference = Reference(2)
             state = {key: value.full_tensor() for key, value in model.state_dict().items()}
             reference.model.load_state_dict(state)
@@ -193,7 +210,14 @@ class TestFeatures:
 
 
 def test_most_features_are_compared_with_whole_parameters():
-    excluded = {"tied weights", "ClipNorm", "ClipNorm, global", "momentum sync"}
+    excluded = {
+        "tied weights",
+        "no_sync, empty shard, overlap",
+        "gradients before, overlap",
+        "ClipNorm",
+        "ClipNorm, global",
+        "momentum sync",
+    }
     assert len(CASES.keys() - excluded) == 12
 
 

@@ -250,6 +250,20 @@ def _list_dtypes() -> str:
     return "one of " + ", ".join(str(dtype) for dtype in PARAM_DTYPES)
 
 
+def check_whole(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Check that no trained parameter is a DTensor, of which this rank holds a shard.
+
+    Raises:
+        UnsupportedTypeError: One is.
+    """
+    for param in params:
+        if param.requires_grad and is_dtensor(param):
+            raise UnsupportedTypeError(
+                f"{names[param]} is a DTensor, and this optimizer takes whole parameters alone. "
+                "Expected a plain tensor. Make a DistributedLion of all DTensors"
+            )
+
+
 def check_matrices(
     group: Mapping[str, Any], names: Mapping[Tensor, str], *, takes_shards: bool
 ) -> None:

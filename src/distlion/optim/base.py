@@ -24,6 +24,7 @@ from distlion.optim.arguments import (
     check_matrices,
     check_params,
     check_rule,
+    check_whole,
     label_params,
     list_group,
     list_params,
@@ -158,6 +159,8 @@ class LionBase(Optimizer):
         check_hyperparameters(group)
 
     def _check_tensors(self, group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+        if not self._pieces.holds_shards:
+            check_whole(group["params"], names)
         check_matrices(group, names, takes_shards=self._pieces.makes_whole)
 
     def _all_params(self) -> list[Tensor]:

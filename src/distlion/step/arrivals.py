@@ -53,15 +53,14 @@ class Arrivals:
         if mark.grad is None or mark.version == SPARSE:
             return True
         local = local_tensor(mark.grad)
-        if not local.numel():
-            return True  # nothing could change, and there is no buffer
-        self._samples[position] = self._draw(local)
+        if local.numel():
+            self._samples[position] = self._draw(local)
         if param.is_sharded:
             self._note_shard(position, mark.grad, local)
         return True
 
     def remember(self, param: VotingParam) -> None:
-        """Note a gradient that still accumulates."""
+        """Note a gradient to which a later backward pass may add."""
         grad = param.param.grad
         if param.is_sharded and grad is not None:
             self._before[param.position] = weakref.ref(grad)
@@ -101,6 +100,8 @@ class Arrivals:
 
     def _note_shard(self, position: int, grad: Tensor, shard: Tensor) -> None:
         buffer = shard.untyped_storage().data_ptr()
+        if not buffer:
+            return  # an empty shard by itself; one in a buffer counts there
         before = self._before.get(position)
         n_counts = int(before is not None and before() is grad)
         count: int | None = shard._version

@@ -91,6 +91,8 @@ class NodePieces:
         part: Number of this rank in its node.
     """
 
+    holds_shards = False
+    """Whether parameters may be DTensors, of which this rank holds a shard."""
     makes_whole = False
     """False, as no parameter is a DTensor; pieces of a node are made whole in its route."""
 

@@ -77,6 +77,7 @@ class Overlap:
         for key, (param, _) in self._places.items():
             if key not in self._hooks:
                 self._hooks[key] = _register(param.param, weakref.ref(self))
+                self._arrivals.remember(param)  # a first backward pass may add to it
         self._reset()
 
     def _reset(self) -> None:

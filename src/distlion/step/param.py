@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -188,11 +188,12 @@ def view_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor: the local shard of a DTensor, else all of it."""
-    if not is_dtensor(tensor):
-        return tensor
-    with torch.no_grad():  # without a graph this is the shard itself and not a new view of it
-        shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return shard
+    if is_dtensor(tensor):
+        with torch.no_grad():  # without a graph this is the shard itself and not a new view of it
+            tensor = tensor.to_local()  # type: ignore[attr-defined]
+    # torch's asynchronous collectives leave a wrapper, which has no memory of its own.
+    wait: Callable[[], Tensor] | None = getattr(tensor, "wait", None)
+    return tensor if wait is None else wait()
 
 
 class Copies(NamedTuple):
@@ -343,12 +344,30 @@ class VotingParam:
                 f"{what} is {describe_make(grad)}; expected {self.make}, as the parameter. Assign "
                 "a new gradient in place of a change to .grad.data"
             )
-        if self.is_sharded and grad.placements != self.param.placements:  # type: ignore[attr-defined]
+        if is_dtensor(grad) != self.is_sharded:
+            kinds = ("a plain tensor", "a DTensor")
             raise UnsupportedTypeError(
-                f"{self.name} has the placements {self.param.placements}, its gradient "  # type: ignore[attr-defined]
-                f"{grad.placements}; redistribute the gradient before step()"  # type: ignore[attr-defined]
+                f"{what} is {kinds[is_dtensor(grad)]}, and the parameter is "
+                f"{kinds[self.is_sharded]}. Expected the same kind. Assign a gradient with the "
+                "mesh and placements of its parameter"
             )
-        _check_memory(local_tensor(grad) if self.is_sharded else grad, what)
+        if self.is_sharded:
+            self._check_place(grad)
+        _check_memory(local_tensor(grad), what)
+
+    def _check_place(self, grad: Any) -> None:
+        """Check that a DTensor's gradient lies where the DTensor lies."""
+        param: Any = self.param
+        if grad.placements != param.placements:
+            raise UnsupportedTypeError(
+                f"{self.name} has the placements {param.placements}, its gradient "
+                f"{grad.placements}; redistribute the gradient before step()"
+            )
+        if grad.device_mesh != param.device_mesh:
+            raise UnsupportedTypeError(
+                f"{self.name} lies on {param.device_mesh}, its gradient on {grad.device_mesh}. "
+                "Expected the same mesh. Assign a gradient with the parameter's mesh"
+            )
 
     def _check_kept(self, key: str, found: Any, expected: Make) -> None:
         what = f"the {key} of {self.name}"
@@ -386,8 +405,7 @@ class VotingParam:
         grad = self.param.grad
         if grad is None or grad.layout is not torch.strided:
             return None
-        own = local_tensor(grad) if self.is_sharded else grad
-        return own.resolve_neg().contiguous()
+        return local_tensor(grad).resolve_neg().contiguous()
 
     def has_sparse_grad(self) -> bool:
         """Return whether the gradient is sparse, which cannot be voted on element by element."""
@@ -517,7 +535,8 @@ def _check_memory(tensor: Tensor, what: str) -> None:
     """Raise InvalidArgumentError if elements have no memory, as after ``resize_(0)``."""
     if not tensor.data_ptr() and tensor.numel():
         raise InvalidArgumentError(
-            f"{what} has no memory: its storage was freed. Give it back before step()"
+            f"{what} has no memory: its storage was freed. Give it back before step(). Under "
+            "FSDP2, make the optimizer while the model is sharded: call model.reshard() before"
         )
 
 

@@ -25,6 +25,7 @@ class OwnShards:
     """
 
     part = 0
+    holds_shards = True
     makes_whole = False
     """Whether other ranks' shards can be had in a step, as an orthogonalized matrix needs them."""
 

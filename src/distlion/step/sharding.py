@@ -128,7 +128,8 @@ def check_kinds(params: Mapping[str, Tensor]) -> None:
             raise UnsupportedTypeError(
                 f"{name} is a plain tensor beside DTensors: its gradient is not averaged over the "
                 "ranks that hold the others' shards; shard it too (fully_shard on the module "
-                "that holds it), or give it to an optimizer of its own"
+                "that holds it; model.reshard() after a forward pass), give it to an optimizer of "
+                "its own, or leave it out if it is frozen"
             )
 
 
@@ -215,6 +216,16 @@ def _gather_rows(
         raise InvalidArgumentError(
             f"workers have different numbers of ranks: {list(map(len, rows))}; expected the same "
             "mesh for each"
+        )
+    places = [
+        ranks.index(rank)
+        for ranks, rank in zip(rows, dist.get_process_group_ranks(voters), strict=True)
+    ]
+    if len(set(places)) > 1:
+        raise InvalidArgumentError(
+            f"process_group has the ranks {_ranks_of(voters)}, which are number {places} of their "
+            "workers and so hold different shards. Expected ranks that hold the same shard. Give "
+            'the group of a mesh dim, for example mesh["replicate"].get_group()'
         )
     return rows
 

@@ -52,7 +52,7 @@ class VirtualCluster(VotingBase):
     or ``ClipNorm(scope="global")``, which need all gradients, this happens in ``step()``.
 
     Args:
-        params: As for ``DistributedLion``, frozen ones too.
+        params: As for ``DistributedLion``, frozen ones too; no DTensors.
         lr, betas, weight_decay, cautious, aggregation: Likewise.
         momentum_sync, clip_norm, bucket_elements, agreement, precision, seed: Likewise.
         workers: N, 1 or more.
