@@ -160,7 +160,7 @@ class LostUpdatesWarning(UserWarning):
 
 
 class InnerStateResetWarning(UserWarning):
-    """Inner state of ``LocalSteps`` was not finite on this worker, and begins anew from 0."""
+    """Inner state of ``LocalSteps`` was not finite on this worker, and begins anew."""
 
 
 class DisagreeingWorkersWarning(UserWarning):

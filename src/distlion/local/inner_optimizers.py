@@ -185,7 +185,7 @@ class InnerOptimizers(Optimizer):
 
 
 class _States(Mapping[Any, Any]):
-    """The states of several optimizers as one mapping.
+    """The states of several optimizers as one mapping, from which entries can be deleted.
 
     Args:
         states: Their states. They are read by key only if they have it, as they make defaults.
@@ -199,6 +199,10 @@ class _States(Mapping[Any, Any]):
             if key in state:
                 return state[key]
         raise KeyError(key)
+
+    def __delitem__(self, key: Any) -> None:
+        for state in self.states:
+            state.pop(key, None)
 
     def __iter__(self) -> Iterator[Any]:
         for state in self.states:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from distlion.errors import InnerStateResetWarning
 from distlion.optim.arguments import label_params
 from distlion.step.gradients import warn_user
-from distlion.step.param import local_tensor
+from distlion.step.param import is_dtensor, local_tensor
 
 
 @torch.no_grad()
@@ -34,33 +34,51 @@ def find_broken(inner: Optimizer, params: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def reset_broken(inner: Optimizer, broken: Sequence[Tensor], *, worker: int) -> None:
-    """Set the inner state of parameters to 0, and warn.
+def reset_broken(
+    inner: Optimizer, broken: Sequence[Tensor], *, made_early: Collection[Tensor], worker: int
+) -> None:
+    """Let the inner state of parameters begin anew, and warn.
+
+    Not every state begins with 0, such as the step sizes of Rprop. So it is dropped, and the inner
+    optimizer makes it in its next step. Two kinds are set to 0 instead: state that this optimizer
+    may make at construction alone, and that of shards, which all ranks of a worker save together.
 
     Args:
         inner: The optimizer whose state it is.
         broken: Parameters at the common point whose state is not finite, as from ``find_broken``.
+        made_early: Parameters that had state before the first step, as from ``list_made``.
         worker: This worker's rank.
     """
     for param in broken:
-        state = inner.state[param]
-        for each in _list_floats(state):
-            if each.dim() or not each.isfinite().all():
-                each.zero_()
-        if isinstance(state.get("step"), Tensor):
-            state["step"].zero_()
-        elif "step" in state:
-            state["step"] = 0
+        if param in made_early or is_dtensor(param):
+            _set_to_zero(inner.state[param])
+        else:
+            del inner.state[param]
     if broken:
         names = label_params(inner.param_groups)
         warn_user(_describe([names[param] for param in broken], worker), InnerStateResetWarning)
+
+
+def list_made(inner: Optimizer) -> set[Tensor]:
+    """List the parameters that have inner state now."""
+    return {param for param, state in inner.state.items() if state}
+
+
+def _set_to_zero(state: dict[str, Any]) -> None:
+    for each in _list_floats(state):
+        if each.dim() or not each.isfinite().all():
+            each.zero_()
+    if isinstance(state.get("step"), Tensor):
+        state["step"].zero_()
+    elif "step" in state:
+        state["step"] = 0
 
 
 def _describe(names: Sequence[str], worker: int) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
         f"the inner optimizer's state of {', '.join(names[:3])}{more} was not finite on rank "
-        f"{worker}. That worker goes on from the common point with a state of 0 there. Look for "
+        f"{worker}. That worker goes on from the common point with a fresh state there. Look for "
         "the cause in its data, lower the inner lr, or clip"
     )
 

@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
 from distlion.local.arguments import find_common_device
-from distlion.local.inner_state import find_broken, reset_broken
+from distlion.local.inner_state import find_broken, list_made, reset_broken
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import (
     LocalPairs,
@@ -79,6 +79,7 @@ class LocalVotes:
     ) -> None:
         check_count("every", every)
         self._inner, self.every = inner, every
+        self._made_early = list_made(inner)
         self._is_plain = outer.is_plain
         self.period = LocalPeriod()
         self._abstains = False
@@ -226,7 +227,8 @@ class LocalVotes:
         """
         if broken is None:
             broken = find_broken(self._inner, self.pairs.own)
-        reset_broken(self._inner, broken, worker=self.common.session.ranks.rank)
+        rank = self.common.session.ranks.rank
+        reset_broken(self._inner, broken, made_early=self._made_early, worker=rank)
 
     def give_up_repaired(self) -> None:
         """Begin anew after a repair of replicas, which the next deltas would otherwise contain."""
@@ -254,6 +256,7 @@ class LocalVotes:
             except BaseException:
                 self.pairs.pairs = before
                 raise
+        self._made_early |= list_made(self._inner) & {*self._inner.param_groups[-1]["params"]}
         self.period.know(label_params(self._inner.param_groups[-1:]))
         added = self.pairs.pairs[len(before) :]
         take_common(added)

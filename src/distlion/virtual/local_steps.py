@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import check_agreement
-from distlion.local.inner_state import find_broken, reset_broken
+from distlion.local.inner_state import find_broken, list_made, reset_broken
 from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
@@ -36,11 +36,13 @@ class _Worker:
         own: Its parameters, in the order of the model's; frozen ones are the model's.
         inner: Its inner optimizer.
         pairs: Those that votes move, each with its common point.
+        made_early: Those whose inner state was made with the inner optimizer.
     """
 
     own: list[nn.Parameter]
     inner: Optimizer
     pairs: Pairs
+    made_early: set[Tensor]
 
 
 class VirtualLocalSteps:
@@ -170,7 +172,7 @@ class VirtualLocalSteps:
 
     def _pair(self, own: list[nn.Parameter], inner: Optimizer) -> _Worker:
         common = zip(self._trained, self._common, strict=True)
-        return _Worker(own, inner, [(own[n], point) for n, point in common])
+        return _Worker(own, inner, [(own[n], point) for n, point in common], list_made(inner))
 
     def _find_order(self, inner: Optimizer, own: Sequence[Tensor]) -> list[int]:
         """Return the places of trainable parameters, in the order of an inner optimizer.
@@ -386,7 +388,7 @@ class VirtualLocalSteps:
         for place, worker in enumerate(self._workers):
             take_common(worker.pairs)
             broken = find_broken(worker.inner, [param for param, _ in worker.pairs])
-            reset_broken(worker.inner, broken, worker=place)
+            reset_broken(worker.inner, broken, made_early=worker.made_early, worker=place)
 
     def _show(self, place: int) -> None:
         """Let the model hold a worker's parameters."""
