@@ -119,10 +119,11 @@ def test_an_inner_state_begins_anew_where_its_optimizer_begins(kind: str) -> Non
 def test_state_that_is_made_with_its_optimizer_is_set_to_zero() -> None:
     params = list(make_params(SHAPES).values())
     optimizer = distlion.LocalSteps(make_lion(params), every=EVERY, nonfinite="abstain")
+    for step in range(2 * EVERY - 1):
+        set_grads_once_nan(params, 1, step)
+        optimizer.step()
     with pytest.warns(InnerStateResetWarning, match="rank 0"):
-        for step in range(2 * EVERY):
-            set_grads_once_nan(params, 1, step)
-            optimizer.step()
+        optimizer.step()
     assert not optimizer.state[params[1]]["exp_avg"].any()
 
 

@@ -221,6 +221,18 @@ def test_a_broken_momentum_of_muon_begins_anew() -> None:
     assert params["p1"] in optimizer.state
 
 
+@pytest.mark.parametrize("which", ["all", "one"])
+def test_a_scaler_unscales_each_inner_optimizer_once(which: str) -> None:
+    optimizer, params = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    for param in params.values():
+        param.grad = torch.full_like(param, 8.0)
+    scaler.unscale_(optimizer.inner if which == "all" else optimizer.inner.optimizers[0])
+    scaler.step(optimizer)
+    assert all((each.grad == 1).all() for each in params.values())
+
+
 # States
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InnerStateResetWarning
+from distlion.local.inner_optimizers import InnerOptimizers
 from distlion.optim.arguments import label_params
 from distlion.step.gradients import warn_user
+from distlion.step.outcome import find_scaler
 from distlion.step.param import is_dtensor, local_tensor
 
 
@@ -113,9 +116,13 @@ def do_inner_step(outside: Optimizer, inner: Optimizer, closure: Callable[[], An
     found_inf: Tensor | float | None = getattr(outside, "found_inf", None)
     if found_inf is not None and float(found_inf) > 0:
         return None
-    if scale is not None and not getattr(inner, "_step_supports_amp_scaling", False):
-        _unscale(inner, scale)
-        scale = None
+    if scale is not None:
+        parts = inner.optimizers if isinstance(inner, InnerOptimizers) else (inner,)
+        left = [] if _is_unscaled(inner) else [each for each in parts if not _is_unscaled(each)]
+        if left != [inner] or not getattr(inner, "_step_supports_amp_scaling", False):
+            for each in left:
+                _unscale(each, scale)
+            scale = None
     try:
         if scale is not None:
             inner.grad_scale = scale  # type: ignore[attr-defined]
@@ -141,6 +148,13 @@ def is_creating_state(inner: Optimizer) -> bool:
     while frame is not None and frame.f_code.co_name != _CREATES_STATE:
         frame = frame.f_back
     return frame is not None
+
+
+def _is_unscaled(optimizer: Optimizer) -> bool:
+    """Return whether the GradScaler has unscaled this one by itself, as to clip its gradients."""
+    stepping = find_scaler()
+    states = {} if stepping is None else stepping[0]._per_optimizer_states
+    return id(optimizer) in states and states[id(optimizer)]["stage"] is OptState.UNSCALED
 
 
 def _unscale(inner: Optimizer, scale: Tensor) -> None:
