@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -217,6 +218,14 @@ class LocalVotes:
 
     def _begin_anew(self) -> None:
         take_common(self.pairs.pairs)
+        self.period.take(self.pairs.pairs)
+
+    @torch.no_grad()
+    def begin_at_own(self) -> None:
+        """Begin a period at this worker's parameters, which are the same on all workers."""
+        for param, common in self.pairs.pairs:
+            common.copy_(param)
+        self.period.since = 0
         self.period.take(self.pairs.pairs)
 
     def _reset_broken(self, broken: Sequence[Tensor] | None) -> None:
