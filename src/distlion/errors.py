@@ -163,6 +163,10 @@ class InnerStateResetWarning(UserWarning):
     """Inner state of ``LocalSteps`` was not finite on this worker, and begins anew."""
 
 
+class CopiedParametersWarning(UserWarning):
+    """An inner optimizer of ``LocalSteps`` has copies of parameters, which votes do not move."""
+
+
 class DisagreeingWorkersWarning(UserWarning):
     """Workers agree with the majority of the others clearly less than the median worker does.
 

@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim.optimizer import Optimizer
 
-from distlion.errors import InnerStateResetWarning
+from distlion.errors import CopiedParametersWarning, InnerStateResetWarning
 from distlion.local.inner_optimizers import InnerOptimizers
 from distlion.optim.arguments import label_params
 from distlion.step.gradients import warn_user
 from distlion.step.outcome import find_scaler
 from distlion.step.param import is_dtensor, local_tensor
+
+_NEAR = 0.05
+"""Distance of state from parameters, relative to their norm, below which it is a copy of them."""
 
 
 @torch.no_grad()
@@ -60,6 +63,49 @@ def reset_broken(
     if broken:
         names = label_params(inner.param_groups)
         warn_user(_describe([names[param] for param in broken], worker), InnerStateResetWarning)
+
+
+@torch.no_grad()
+def warn_of_copies(inner: Optimizer, params: Sequence[Tensor]) -> None:
+    """Warn if the inner state holds copies of the parameters, which votes would not move.
+
+    Args:
+        inner: The optimizer whose state it is.
+        params: The parameters at the common point, after a vote.
+    """
+    for each in _list_parts(inner):
+        # torch's own have none, and momenta of toy problems may equal parameters.
+        if type(each).__module__.split(".")[0] not in ("torch", "distlion"):
+            copies = _find_copies(each, [param for param in params if param in each.state])
+            if copies:
+                warn_user(_describe_copies(type(each).__name__, copies), CopiedParametersWarning)
+
+
+def _list_parts(inner: Optimizer) -> tuple[Optimizer, ...]:
+    return inner.optimizers if isinstance(inner, InnerOptimizers) else (inner,)
+
+
+def _find_copies(inner: Optimizer, params: Sequence[Tensor]) -> list[str]:
+    """List the keys of the inner state under which there are about the values of parameters."""
+    sums: dict[Any, list[float]] = {}
+    for param in params:
+        own = local_tensor(param).detach().float()
+        for key, each in inner.state[param].items():
+            if not isinstance(each, Tensor) or each.shape != param.shape or each.is_complex():
+                continue
+            kept = local_tensor(each).to(own.device, torch.float32)
+            found = sums.setdefault(key, [0.0, 0.0])
+            found[0] += float((kept - own).square().sum())
+            found[1] += float(own.square().sum())
+    return [str(key) for key, (apart, size) in sums.items() if apart < _NEAR**2 * size]
+
+
+def _describe_copies(name: str, keys: Sequence[str]) -> str:
+    return (
+        f"{name} keeps a copy of the parameters in its state, under {', '.join(keys)}. Votes do "
+        "not move it: if a step writes it back, the vote is undone. Expected an inner optimizer "
+        "without copies of parameters. Use one such as AdamW"
+    )
 
 
 def list_made(inner: Optimizer) -> set[Tensor]:
@@ -117,8 +163,8 @@ def do_inner_step(outside: Optimizer, inner: Optimizer, closure: Callable[[], An
     if found_inf is not None and float(found_inf) > 0:
         return None
     if scale is not None:
-        parts = inner.optimizers if isinstance(inner, InnerOptimizers) else (inner,)
-        left = [] if _is_unscaled(inner) else [each for each in parts if not _is_unscaled(each)]
+        parts = [] if _is_unscaled(inner) else _list_parts(inner)
+        left = [each for each in parts if not _is_unscaled(each)]
         if left != [inner] or not getattr(inner, "_step_supports_amp_scaling", False):
             for each in left:
                 _unscale(each, scale)

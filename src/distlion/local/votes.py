@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
 from distlion.local.arguments import find_common_device
-from distlion.local.inner_state import find_broken, list_made, reset_broken
+from distlion.local.inner_state import find_broken, list_made, reset_broken, warn_of_copies
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import (
     LocalPairs,
@@ -191,6 +191,8 @@ class LocalVotes:
                 self._begin_anew()
             self.give_up_repaired()
             self._reset_broken(broken)  # last, as a warning may be an error
+            if (before, self.common.known_step) == (0, 1):
+                warn_of_copies(self._inner, self.pairs.own)
         return is_done
 
     def vote_on_demand(self) -> None:

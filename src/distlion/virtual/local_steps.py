@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from distlion.errors import InvalidArgumentError
 from distlion.local.arguments import check_agreement
-from distlion.local.inner_state import find_broken, list_made, reset_broken
+from distlion.local.inner_state import find_broken, list_made, reset_broken, warn_of_copies
 from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
@@ -389,6 +389,8 @@ class VirtualLocalSteps:
             take_common(worker.pairs)
             broken = find_broken(worker.inner, [param for param, _ in worker.pairs])
             reset_broken(worker.inner, broken, made_early=worker.made_early, worker=place)
+        if self._votes.committed_step == 1:
+            warn_of_copies(self._workers[0].inner, [own for own, _ in self._workers[0].pairs])
 
     def _show(self, place: int) -> None:
         """Let the model hold a worker's parameters."""
