@@ -252,15 +252,20 @@ def _drop_owner(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != OWNER_KEY}
 
 
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer does not step without a closure."""
+    params = inspect.signature(optimizer.step).parameters.values()
+    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(each.default is each.empty and each.kind in needed for each in params)
+
+
 def _check_closure(optimizer: Optimizer) -> None:
     """Check that an optimizer steps without a closure, as one call serves all optimizers.
 
     Raises:
         UnsupportedTypeError: It does not.
     """
-    params = inspect.signature(optimizer.step).parameters.values()
-    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if any(each.default is each.empty and each.kind in needed for each in params):
+    if needs_closure(optimizer):
         raise UnsupportedTypeError(
             f"{type(optimizer).__name__} evaluates the closure in its step, which moves only a "
             "part of the parameters here. Expected optimizers that step on given gradients. Use it "

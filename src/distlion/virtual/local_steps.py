@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.local.arguments import check_agreement
+from distlion.local.inner_optimizers import needs_closure
 from distlion.local.inner_state import find_broken, list_made, reset_broken, warn_of_copies
 from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
@@ -109,7 +110,7 @@ class VirtualLocalSteps:
         self._every = every
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._make_inner, own = make_inner, self._copy_params()
-        inner = check_inner(make_inner(own))
+        inner = self._check_inner(make_inner(own))
         # Places in ``params``, in the order of the inner optimizers.
         self._trained = self._find_order(inner, own)
         self._common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
@@ -162,13 +163,28 @@ class VirtualLocalSteps:
             InvalidArgumentError: Its inner optimizer does not have the first worker's parameters.
         """
         own = self._copy_params()
-        inner = check_inner(self._make_inner(own))
+        inner = self._check_inner(self._make_inner(own))
         if self._find_order(inner, own) != self._trained:
             raise InvalidArgumentError(
                 "make_inner gave two workers their parameters in different orders. Expected equal "
                 "groups on all workers. Let it depend on its argument alone"
             )
         return self._pair(own, inner)
+
+    def _check_inner(self, given: object) -> Optimizer:
+        """Return a worker's inner optimizer, which ``collect`` steps on given gradients.
+
+        Raises:
+            UnsupportedTypeError: It needs a closure, or ``LocalSteps`` would refuse it.
+        """
+        inner = check_inner(given)
+        if needs_closure(inner):
+            raise UnsupportedTypeError(
+                f"{type(inner).__name__} evaluates a closure in its step, and collect() has the "
+                "gradients alone. Expected an optimizer that steps on given gradients. Use this "
+                "one in LocalSteps, with real workers"
+            )
+        return inner
 
     def _pair(self, own: list[nn.Parameter], inner: Optimizer) -> _Worker:
         common = zip(self._trained, self._common, strict=True)
