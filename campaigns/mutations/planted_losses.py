@@ -95,7 +95,7 @@ LOSSES = (
     Mutation(
         "loss: an overflow skips other optimizers of the scaler",
         "step/outcome.py",
-        """    state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]
+        """    state = scaler._per_optimizer_states[id(optimizer)]
     for found_inf in state["found_inf_per_device"].values():
         found_inf.fill_(1.0)
 """,

@@ -160,7 +160,11 @@ class LostUpdatesWarning(UserWarning):
 
 
 class InnerStateResetWarning(UserWarning):
-    """Inner state of ``LocalSteps`` was not finite on this worker, and begins anew from 0."""
+    """Inner state of ``LocalSteps`` was not finite on this worker, and begins anew."""
+
+
+class CopiedParametersWarning(UserWarning):
+    """An inner optimizer of ``LocalSteps`` has copies of parameters, which votes do not move."""
 
 
 class DisagreeingWorkersWarning(UserWarning):

@@ -173,3 +173,47 @@ def test_a_newcomer_whose_inner_optimizer_has_other_groups_takes_nothing() -> No
     check_equal(results)
     for result in results:
         assert result["counts"] == (6 * EVERY, 6)
+
+
+class Counter:
+    """An object that is carried, whose state becomes a tensor during training."""
+
+    def __init__(self) -> None:
+        self.kept: Any = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.kept = state_dict["kept"]
+
+
+def carry_a_tensor(rank: int, size: int, port: int) -> dict[str, Any] | str:
+    """The last worker comes late, when no member can hand over what it carries."""
+    store, counter = connect(port), Counter()
+    crew = make_crew(port, min_workers=2, max_workers=size)
+
+    def act(optimizer: CrewLocalSteps) -> None:
+        if optimizer.local_step == 0 and not crew._membership.carried.has(counter):
+            crew.carry(counter=counter)
+        if optimizer.local_step == 2 * EVERY + 1:
+            counter.kept = torch.ones(3)
+            store.set("come", "")
+        if optimizer.local_step == 2 * EVERY + 2:
+            await_true(lambda: crew.wants_change)
+
+    if rank < size - 1:
+        return train(crew, seed=rank, size=size - 1, goal=6 * EVERY, each=act)
+    store.wait(["come"])
+    with pytest.raises(CrewError, match="nothing to hand over") as caught:
+        train(crew, seed=rank, size=size, goal=6 * EVERY, each=act)
+    return str(caught.value)
+
+
+def test_members_that_cannot_hand_over_their_state_train_on() -> None:
+    store = host_store()
+    *results, said = start(carry_a_tensor, 3, store.port)
+    assert "counter.kept is a tensor" in said
+    check_equal(results)
+    for result in results:
+        assert result["counts"] == (6 * EVERY, 6)

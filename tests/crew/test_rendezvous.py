@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from crews import await_true, host_store
@@ -204,7 +205,7 @@ def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:
     client = SignedStore(connection, b"of this test")
     state: dict[str, Any] = {"losses": "é" * (9 << 20), "steps": [1, 2]}
     carried.give(client, state)
-    taken = carried.take(client, limit_s=5, is_over=lambda: False)
+    taken = carried.take(client, limit_s=5, watch=None)
     assert taken == state
     carried.clear(client)
     assert not client.check(["handover/0"])
@@ -213,6 +214,33 @@ def test_a_state_of_many_megabytes_is_handed_over_and_forgotten() -> None:
 def test_what_is_not_handed_over_is_not_waited_for() -> None:
     store = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]
     with pytest.raises(FormingError, match="is gone"):
-        carried.take(store, limit_s=60, is_over=lambda: True)
+        carried.take(store, limit_s=0, watch=None)
+
+
+class Listening:
+    """A watch that listens to others only while this worker waits, and finds that one is lost."""
+
+    def __init__(self) -> None:
+        self.alarmed, self.waiting = threading.Event(), set[object]()
+
+    def enter_exchange(self, transfer: object) -> None:
+        self.waiting.add(transfer)
+        self.alarmed.set()
+
+    def leave_exchange(self, transfer: object) -> None:
+        self.waiting.discard(transfer)
+
+
+def test_a_giver_that_is_lost_is_not_waited_for() -> None:
+    store = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]
+    watch: Any = Listening()
     with pytest.raises(FormingError, match="is gone"):
-        carried.take(store, limit_s=0, is_over=lambda: False)
+        carried.take(store, limit_s=60, watch=watch)
+    assert not watch.waiting
+
+
+def test_a_giver_without_a_state_to_give_says_so() -> None:
+    store = SignedStore(dist.HashStore(), b"of this test")  # type: ignore[attr-defined]
+    carried.give(store, {"scheduler": {"best": torch.ones(2)}})
+    with pytest.raises(CrewError, match=r"nothing to hand over .*scheduler.best is a tensor"):
+        carried.take(store, limit_s=60, watch=None)

@@ -13,7 +13,7 @@ import distlion
 from cluster import run_workers
 from distlion.errors import InnerStateResetWarning, NonFiniteError
 from drawn import make_params, set_grads
-from local_runs import SHAPES, are_equal, copies, make_adamw, make_lion, make_sgd
+from local_runs import SHAPES, are_equal, copies, make_adamw, make_lion, make_sgd, train
 
 pytestmark = pytest.mark.distributed
 
@@ -91,6 +91,40 @@ def meet_one_nan_virtually(inner: str, case: str) -> list[Tensor]:
         cluster.step()
     cluster.vote()
     return cluster.common_point
+
+
+@pytest.mark.parametrize("kind", ["Rprop", "NAdam"])
+def test_an_inner_state_begins_anew_where_its_optimizer_begins(kind: str) -> None:
+    """Rprop's step sizes begin with lr, and NAdam's product of momenta with 1."""
+    params = list(make_params(SHAPES).values())
+    inner = getattr(torch.optim, kind)(params, lr=1e-2)
+    optimizer = distlion.LocalSteps(inner, every=EVERY, nonfinite="abstain")
+
+    def spoil(*_: object) -> None:
+        inner.state[params[1]]["prev" if kind == "Rprop" else "exp_avg"][0] = torch.nan
+
+    train(optimizer, params, 0, 0, EVERY - 1)
+    with inner.register_step_post_hook(spoil), pytest.warns(InnerStateResetWarning):
+        train(optimizer, params, 0, EVERY - 1, EVERY)
+    fresh = torch.nn.Parameter(optimizer.common_point[1].clone())
+    train(optimizer, params, 0, EVERY, EVERY + 1)
+    fresh.grad = params[1].grad
+    expected = getattr(torch.optim, kind)([fresh], lr=1e-2)
+    expected.step()
+    assert torch.equal(params[1], fresh)
+    found, wanted = optimizer.state[params[1]], expected.state[fresh]
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+def test_state_that_is_made_with_its_optimizer_is_set_to_zero() -> None:
+    params = list(make_params(SHAPES).values())
+    optimizer = distlion.LocalSteps(make_lion(params), every=EVERY, nonfinite="abstain")
+    for step in range(2 * EVERY - 1):
+        set_grads_once_nan(params, 1, step)
+        optimizer.step()
+    with pytest.warns(InnerStateResetWarning, match="rank 0"):
+        optimizer.step()
+    assert not optimizer.state[params[1]]["exp_avg"].any()
 
 
 def test_lion_alone_keeps_a_nan_as_torchs_optimizers_do() -> None:

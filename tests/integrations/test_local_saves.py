@@ -11,6 +11,7 @@ import torch
 
 import distlion
 from distlion.errors import CheckpointError
+from local_runs import are_equal
 
 pytest.importorskip("lightning")
 from distlion.integrations import fabric
@@ -90,3 +91,27 @@ def test_the_trainer_saves_no_model_between_two_votes(tmp_path: Path) -> None:
     trainer.train()
     assert "taken 1 local steps" in said[0] and "call trainer.voter.vote()" in said[0]
     assert not (tmp_path / "early").exists() and (tmp_path / "voted").is_dir()
+
+
+def test_a_second_training_goes_on_from_the_best_model_of_the_first(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from integrations.hf_job import make_trainer
+
+    local = distlion.LocalSteps, {"inner": torch.optim.AdamW, "every": 3}
+    trainer = make_trainer(
+        str(tmp_path),
+        0,
+        choice={"optimizer_cls_and_kwargs": local},
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,  # so that it is not what the training ends with
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+    )
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    assert are_equal(trainer.model.parameters(), trainer.voter.common_point)
+    trainer.train()
+    assert trainer.voter.local_step == 8

@@ -217,7 +217,20 @@ def test_a_broken_momentum_of_muon_begins_anew() -> None:
     with pytest.warns(distlion.errors.InnerStateResetWarning, match="parameter 0 of group 0"):
         train(optimizer, params.values(), 0, EVERY, 2 * EVERY)
     assert torch.equal(optimizer.common_point[0], before)
-    assert not muon.state[params["p0"]]["momentum_buffer"].any()
+    assert params["p0"] not in muon.state
+    assert params["p1"] in optimizer.state
+
+
+@pytest.mark.parametrize("which", ["all", "one"])
+def test_a_scaler_unscales_each_inner_optimizer_once(which: str) -> None:
+    optimizer, params = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    for param in params.values():
+        param.grad = torch.full_like(param, 8.0)
+    scaler.unscale_(optimizer.inner if which == "all" else optimizer.inner.optimizers[0])
+    scaler.step(optimizer)
+    assert all((each.grad == 1).all() for each in params.values())
 
 
 # States

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,13 +157,14 @@ def test_a_gradient_scaler_unscales_and_leaves_out_what_overflows(make_inner: An
     assert not hasattr(optimizer.inner, "found_inf")
 
 
-def test_what_was_unscaled_to_be_clipped_is_not_unscaled_again() -> None:
-    optimizer, params = make()
+@pytest.mark.parametrize("which", ["outside", "inner", "fused inner"])
+def test_what_was_unscaled_to_be_clipped_is_not_unscaled_again(which: str) -> None:
+    optimizer, params = make(partial(torch.optim.SGD, lr=1e-2, fused=which == "fused inner"))
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(()))
     params["p1"].grad = torch.full((5,), 8.0)
     before = params["p1"].detach().clone()
-    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer.inner if "inner" in which else optimizer)
     nn.utils.clip_grad_norm_(params.values(), 1.0)
     scaler.step(optimizer)
     assert torch.allclose(before - params["p1"].detach(), torch.full((5,), 1e-2 / 5**0.5))

@@ -60,3 +60,14 @@ def test_a_package_whose_name_begins_like_torch_is_a_caller() -> None:
     with pytest.warns(errors.LostUpdatesWarning) as caught:
         exec(code, {"kind": distlion.Lion, "param": param})
     assert [each.filename for each in caught] == [path]
+
+
+def test_float16_parameters_that_are_added_later_are_refused_as_at_construction() -> None:
+    first, later = (nn.Parameter(torch.ones(3, dtype=d)) for d in (torch.bfloat16, torch.float16))
+    stochastic = distlion.Precision(rounding="stochastic")
+    optimizer = distlion.DistributedLion([first], precision=stochastic)
+    with pytest.raises(errors.InvalidArgumentError, match="cannot round float16"):
+        optimizer.add_param_group({"params": [later]})
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(errors.InvalidArgumentError, match="cannot round float16"):
+        distlion.DistributedLion([first, later], precision=stochastic)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import distlion
 import matrix
@@ -233,6 +234,11 @@ def test_parameters_that_are_no_list_of_tensors_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         distlion.VirtualLocalSteps(entries, make_sgd, workers=2)
+
+
+def test_an_inner_optimizer_that_needs_a_closure_is_refused() -> None:
+    with pytest.raises(UnsupportedTypeError, match="LBFGS evaluates a closure"):
+        distlion.VirtualLocalSteps([nn.Parameter(torch.ones(3))], torch.optim.LBFGS, workers=2)
 
 
 def test_weights_that_are_loaded_too_late_are_refused() -> None:

@@ -30,6 +30,9 @@ LOCAL, LOCAL_NAMES = "local", "local_names"
 """Keys of the tree: state of one worker or of all that is not a row of ``worker-...`` files; names
 of the inner optimizer's parameters."""
 
+INNER = "inner."
+"""Prefix of the names of rows that hold inner state."""
+
 Build = Callable[[str, torch.Size], Tensor | None]
 """A function that returns this worker's start value of a per-worker tensor, or None to reset."""
 
@@ -94,8 +97,8 @@ def collect_local(
         rest[index] = {}
         for key, value in entry.items():
             if isinstance(index, int) and _is_like(value, params[index]):
-                rows[f"inner.{key}.{index}"] = value
-                rest[index][key] = {"row": f"inner.{key}.{index}"}
+                rows[f"{INNER}{key}.{index}"] = value
+                rest[index][key] = {"row": f"{INNER}{key}.{index}"}
             else:
                 rest[index][key] = {"value": value}
     tree = {
@@ -104,6 +107,9 @@ def collect_local(
         "state": rest,
         "groups": inner["param_groups"],
     }
+    beside = {key: inner[key] for key in inner if key not in ("state", "param_groups")}
+    if beside:
+        tree["beside"] = beside
     encoded: dict[str, Any] = encode_tree(tree, LOCAL, tensors)
     return encoded, rows
 
@@ -137,10 +143,12 @@ class ParsedLocal:
             buffers = local.outer_buffers
             for buffer, saved in zip(buffers, self.outer_momentum, strict=True):
                 buffer.copy_(saved)
-        local.inner.load_state_dict(self.inner)
+        with torch.inference_mode(False):  # it may convert tensors, which steps then write to
+            local.inner.load_state_dict(self.inner)
         local.progress = self.progress
 
 
+@torch.inference_mode(False)
 def parse_local(
     tree: Mapping[str, Any], local: LocalSteps, read: Callable[[str], Tensor], build: Build
 ) -> ParsedLocal:
@@ -173,16 +181,15 @@ def parse_local(
         value = build(f"{LOCAL}.{index}", param.shape) if param in moving else None
         if value is not None:
             own[index] = value
-    for index, entry in saved["state"].items():
+    # Where workers begin anew, a fresh state has nothing, rather than zeros.
+    entries = saved["state"] if own or not moving else {}
+    for index, entry in entries.items():
         state[index] = {}
         for key, found in entry.items():
             row = found.get("row")
-            value = found["value"] if row is None else build(row, params[index].shape)
-            if row is not None and value is None:  # a fresh state has nothing, rather than zeros
-                state.pop(index)
-                break
-            state[index][key] = value
-    inner = {"state": state, "param_groups": saved["groups"]}
+            shape = params[index].shape
+            state[index][key] = found["value"] if row is None else build(row, shape)
+    inner = {**saved.get("beside", {}), "state": state, "param_groups": saved["groups"]}
     return ParsedLocal(own, progress, inner, saved["outer_momentum"])
 
 

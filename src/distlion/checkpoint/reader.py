@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distlion.checkpoint.contents import (
+    INNER,
     LOCAL_NAMES,
     OUTSIDE,
     ParsedLocal,
@@ -25,7 +26,7 @@ from distlion.checkpoint.contents import (
     parse_local,
 )
 from distlion.checkpoint.folder import Manifest, find_checkpoint, read_manifest
-from distlion.checkpoint.remap import Share, WorldChange, mix_momenta, share_out
+from distlion.checkpoint.remap import Share, WorldChange, keep_shares, mix_momenta, share_out
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import TREE, decode_tree
 from distlion.errors import CheckpointError
@@ -316,10 +317,11 @@ class Reader:
         (shares,) = self._shares.values()
         place = self._ownership.workers[0] % self._ownership.node_size
         last = min(place, self.manifest.node_size - 1)
-        rows = [
-            self._join(self._momenta[voter][last : last + 1], name, shape, None)
-            for voter, _ in shares
-        ]
+        files = {voter: self._momenta[voter][last : last + 1] for voter, _ in shares}
+        if name.startswith(INNER):  # a worker without a gradient has no inner state
+            having = [each for each in shares if name in files[each[0]][0].names]
+            shares = keep_shares(having) if having else shares
+        rows = [self._join(files[voter], name, shape, None) for voter, _ in shares]
         return mix_momenta(rows, shares) if shares else None
 
     def _join(

@@ -62,6 +62,12 @@ def share_out(voter: int, *, saved: int, present: int, rule: WorldChange) -> lis
     return shares
 
 
+def keep_shares(shares: Sequence[Share]) -> list[Share]:
+    """Scale the weights of some of the shares so that they add up to 1."""
+    total = sum((weight for _, weight in shares), Fraction(0))
+    return [(number, weight / total) for number, weight in shares]
+
+
 def mix_momenta(momenta: Sequence[Tensor], shares: Sequence[Share]) -> Tensor:
     """Return the weighted sum in the momenta's dtype, added in float64 in voter order."""
     if len(shares) == 1:

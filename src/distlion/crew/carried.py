@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,9 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.optim.saved_groups import WORKER_KEY
+from distlion.wire.watch import PeerWatch
+
+logger = logging.getLogger("distlion")
 
 
 class Carried(Protocol):
@@ -138,39 +142,59 @@ def decode_state(text: str) -> Any:
 
 _PIECE = 4 << 20  # torch's store closes a connection on which more than 8 MiB come at once
 _NAME = "handover"
+_UNFIT = "unfit"
+"""Key of what is given in place of a state that cannot be carried: the reason."""
 
 
 def give(store: SignedStore, state: Any) -> None:
     """Give the others a state, through the store of an epoch.
 
-    Raises:
-        CrewError: It holds a value that cannot be carried.
+    If it holds a value that cannot be carried, workers that need it are turned away: this worker
+    and the others train on.
     """
-    text = encode_state(state)  # ASCII
+    try:
+        text = encode_state(state)  # ASCII
+    except CrewError as error:
+        logger.warning("newcomers are turned away, as there is no state to give them: %s", error)
+        text = encode_state({_UNFIT: str(error)})
     pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
     for number, piece in enumerate(pieces):
         store.set(f"{_NAME}/{number}", piece)
     store.set(_NAME, str(len(pieces)))
 
 
-def take(store: SignedStore, *, limit_s: float, is_over: Callable[[], bool]) -> Any:
+def take(store: SignedStore, *, limit_s: float, watch: PeerWatch | None) -> Any:
     """Wait for the state that is given, and return it.
 
     Args:
         store: The epoch's store.
         limit_s: Seconds to wait.
-        is_over: Function that returns whether somebody was lost meanwhile.
+        watch: The watch of the epoch's group, which finds out meanwhile if somebody is lost.
 
     Raises:
         FormingError: It does not come.
+        CrewError: The most advanced worker has a state that cannot be carried.
     """
-    deadline_s = time.monotonic() + limit_s
-    while not store.check([_NAME]):
-        if time.monotonic() > deadline_s or is_over():
-            raise FormingError("the most advanced worker is gone")
-        time.sleep(0.005)
+    deadline_s, waiting = time.monotonic() + limit_s, object()
+    if watch is not None:
+        watch.enter_exchange(waiting)
+    try:
+        while not store.check([_NAME]):
+            is_over = watch is not None and watch.alarmed.is_set()
+            if time.monotonic() > deadline_s or is_over:
+                raise FormingError("the most advanced worker is gone")
+            time.sleep(0.005)
+    finally:
+        if watch is not None:
+            watch.leave_exchange(waiting)
     numbers = range(store.read(_NAME, int))
-    return decode_state("".join(store.get(f"{_NAME}/{number}") for number in numbers))
+    state = decode_state("".join(store.get(f"{_NAME}/{number}") for number in numbers))
+    if _UNFIT in state:
+        raise CrewError(
+            f"the most advanced worker has nothing to hand over ({state[_UNFIT]}). Start this "
+            "worker again once that is mended"
+        )
+    return state
 
 
 def clear(store: SignedStore) -> None:

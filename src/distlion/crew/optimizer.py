@@ -442,7 +442,7 @@ class CrewLion(DistributedLion):
         if gives:
             carried.give(store, self._describe_state())
         if epoch.takes_state:
-            given = carried.take(store, limit_s=limit_s, is_over=lambda: self.has_lost_somebody)
+            given = carried.take(store, limit_s=limit_s, watch=self._watch)
         kept = [{**group} for group in self.param_groups]
         if epoch.takes_parameters and self._donor is not None:
             self._donor.stop()  # before the count of steps is that of other parameters

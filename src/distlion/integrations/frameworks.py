@@ -124,6 +124,17 @@ def vote_on_deltas(optimizers: Iterable[Any]) -> None:
             optimizer.vote()
 
 
+def begin_at_loaded(optimizers: Iterable[Any]) -> None:
+    """Let workers with local steps go on from weights that all of them have loaded alike.
+
+    Args:
+        optimizers: Optimizers; those that vote in each step are skipped.
+    """
+    for optimizer in optimizers:
+        if isinstance(optimizer, LocalSteps):
+            optimizer._votes.begin_at_own()
+
+
 def refuse_between_votes(optimizers: Iterable[Any], *, call: str) -> None:
     """Refuse to save one model for all while workers with local steps have different ones.
 

@@ -32,6 +32,7 @@ from distlion.errors import (
 )
 from distlion.integrations.frameworks import (
     Voter,
+    begin_at_loaded,
     check_version,
     compare_at_end,
     hold_back,
@@ -63,6 +64,7 @@ _OVERRIDDEN = (
     "save_model",
     "_save_checkpoint",
     "_save_optimizer_and_scheduler",
+    "_load_best_model",
     "_load_from_checkpoint",
     "_load_optimizer_and_scheduler",
 )
@@ -222,8 +224,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; at the end workers with local steps vote, and replicas are compared."""
         output = super().train(*args, **kwargs)
-        if not self.args.load_best_model_at_end:  # that model is already equal on all workers
-            self._vote()
+        self._vote()
         compare_at_end([self.voter])
         return output
 
@@ -293,6 +294,10 @@ class VotingMixin(Trainer):  # type: ignore[misc]
             # Of an earlier run with an overwritten model. No rank writes until all have come.
             shutil.rmtree(folder, ignore_errors=True)
         save_checkpoint(folder, self.model, self.voter, self.lr_scheduler, only_trained=True)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        begin_at_loaded([self.voter])
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         # The Trainer loads weights before there is an optimizer.

@@ -185,7 +185,7 @@ class InnerOptimizers(Optimizer):
 
 
 class _States(Mapping[Any, Any]):
-    """The states of several optimizers as one mapping.
+    """The states of several optimizers as one mapping, from which entries can be deleted.
 
     Args:
         states: Their states. They are read by key only if they have it, as they make defaults.
@@ -199,6 +199,10 @@ class _States(Mapping[Any, Any]):
             if key in state:
                 return state[key]
         raise KeyError(key)
+
+    def __delitem__(self, key: Any) -> None:
+        for state in self.states:
+            state.pop(key, None)
 
     def __iter__(self) -> Iterator[Any]:
         for state in self.states:
@@ -248,15 +252,20 @@ def _drop_owner(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != OWNER_KEY}
 
 
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer does not step without a closure."""
+    params = inspect.signature(optimizer.step).parameters.values()
+    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(each.default is each.empty and each.kind in needed for each in params)
+
+
 def _check_closure(optimizer: Optimizer) -> None:
     """Check that an optimizer steps without a closure, as one call serves all optimizers.
 
     Raises:
         UnsupportedTypeError: It does not.
     """
-    params = inspect.signature(optimizer.step).parameters.values()
-    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if any(each.default is each.empty and each.kind in needed for each in params):
+    if needs_closure(optimizer):
         raise UnsupportedTypeError(
             f"{type(optimizer).__name__} evaluates the closure in its step, which moves only a "
             "part of the parameters here. Expected optimizers that step on given gradients. Use it "

@@ -78,7 +78,7 @@ class LocalSteps(Optimizer):
         recoverable error y_i does not change either, so that the next delta covers both periods.
         ``nonfinite="skip"`` gives up the period and begins the next one at x; "abstain" leaves out
         that worker's parameter. Inner state that is not finite counts as such a delta, and begins
-        anew from 0 after it. x is float32, and deltas are measured from x as rounded to the
+        anew after it. x is float32, and deltas are measured from x as rounded to the
         parameter's dtype. Load weights before this is made: the next vote refuses parameters that
         were written to between a vote and the step after it. A write that torch does not count,
         such as one through ``.data``, is found if it changes an element of a sample. Every call

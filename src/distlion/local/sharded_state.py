@@ -312,7 +312,9 @@ def load_sharded_state(inner: Optimizer, votes: LocalVotes, state_dict: Mapping[
         try:
             with reading_state():
                 entries, taken = saved.cut(label_params(inner.param_groups))
-                inner.load_state_dict({"state": entries, "param_groups": saved.groups})
+                inner.load_state_dict(
+                    {**state_dict, "state": entries, "param_groups": saved.groups}
+                )
                 rule_state = saved.make_votes()
         except CheckpointError as error:
             problem = error

@@ -98,8 +98,9 @@ def load_local_state(
                 if own is not None:
                     progress = _parse(own, votes)
                     said = progress.describe()
+                beside = {key: state_dict[key] for key in state_dict if key != LOCAL_KEY}
                 groups = drop_marks(state_dict["param_groups"])
-                inner.load_state_dict({"state": state_dict["state"], "param_groups": groups})
+                inner.load_state_dict({**beside, "param_groups": groups})
         except CheckpointError as error:
             problem = error
         votes.agree(CALL, problem, said)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError, DistlionError, InvalidArgumentError
 from distlion.local.arguments import find_common_device
-from distlion.local.inner_state import find_broken, reset_broken
+from distlion.local.inner_state import find_broken, list_made, reset_broken, warn_of_copies
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import (
     LocalPairs,
@@ -79,6 +80,7 @@ class LocalVotes:
     ) -> None:
         check_count("every", every)
         self._inner, self.every = inner, every
+        self._made_early = list_made(inner)
         self._is_plain = outer.is_plain
         self.period = LocalPeriod()
         self._abstains = False
@@ -189,6 +191,8 @@ class LocalVotes:
                 self._begin_anew()
             self.give_up_repaired()
             self._reset_broken(broken)  # last, as a warning may be an error
+            if (before, self.common.known_step) == (0, 1):
+                warn_of_copies(self._inner, self.pairs.own)
         return is_done
 
     def vote_on_demand(self) -> None:
@@ -218,6 +222,14 @@ class LocalVotes:
         take_common(self.pairs.pairs)
         self.period.take(self.pairs.pairs)
 
+    @torch.no_grad()
+    def begin_at_own(self) -> None:
+        """Begin a period at this worker's parameters, which are the same on all workers."""
+        for param, common in self.pairs.pairs:
+            common.copy_(param)
+        self.period.since = 0
+        self.period.take(self.pairs.pairs)
+
     def _reset_broken(self, broken: Sequence[Tensor] | None) -> None:
         """Begin with a fresh inner state where it is not finite, now that the vote is over.
 
@@ -226,7 +238,8 @@ class LocalVotes:
         """
         if broken is None:
             broken = find_broken(self._inner, self.pairs.own)
-        reset_broken(self._inner, broken, worker=self.common.session.ranks.rank)
+        rank = self.common.session.ranks.rank
+        reset_broken(self._inner, broken, made_early=self._made_early, worker=rank)
 
     def give_up_repaired(self) -> None:
         """Begin anew after a repair of replicas, which the next deltas would otherwise contain."""
@@ -254,6 +267,7 @@ class LocalVotes:
             except BaseException:
                 self.pairs.pairs = before
                 raise
+        self._made_early |= list_made(self._inner) & {*self._inner.param_groups[-1]["params"]}
         self.period.know(label_params(self._inner.param_groups[-1:]))
         added = self.pairs.pairs[len(before) :]
         take_common(added)

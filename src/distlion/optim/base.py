@@ -435,6 +435,7 @@ class VotingBase(LionBase):
     def _check_tensors(self, group: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
         super()._check_tensors(group, names)
         self._settings.check_leaves(group["params"], names)
+        self._settings.precision.check_rounds({param.dtype for param in group["params"]})
 
     @reading_state()
     def _parse_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import Optimizer
 
 from distlion.errors import DistlionError, StepError
 from distlion.failures import Status, make_error, name_ranks
@@ -79,19 +80,29 @@ def note_overflow() -> None:
     lose each of these steps.
 
     Notes:
+        Its finding lies in a private attribute that has existed as long as GradScaler.
+    """
+    stepping = find_scaler()
+    if stepping is None:
+        return
+    # For this optimizer only: others of the same scaler may not have done their step yet.
+    scaler, optimizer = stepping
+    state = scaler._per_optimizer_states[id(optimizer)]
+    for found_inf in state["found_inf_per_device"].values():
+        found_inf.fill_(1.0)
+
+
+def find_scaler() -> tuple[GradScaler, Optimizer] | None:
+    """Find the enabled GradScaler whose ``step()`` is under way, and its optimizer.
+
+    Notes:
         torch gives an optimizer no access to the scaler except a deprecated argument of ``step()``,
-        so it is looked up among the callers. Its finding lies in a private attribute that has
-        existed as long as GradScaler; tests cover both.
+        so it is looked up among the callers.
     """
     frame = sys._getframe()
     while frame.f_code is not GradScaler.step.__code__:
         if frame.f_back is None:
-            return
+            return None
         frame = frame.f_back
     scaler: GradScaler = frame.f_locals["self"]
-    if not scaler.is_enabled():
-        return
-    # For this optimizer only: others of the same scaler may not have done their step yet.
-    state = scaler._per_optimizer_states[id(frame.f_locals["optimizer"])]
-    for found_inf in state["found_inf_per_device"].values():
-        found_inf.fill_(1.0)
+    return (scaler, frame.f_locals["optimizer"]) if scaler.is_enabled() else None

@@ -53,19 +53,24 @@ class Precision:
         return self.rounding == "stochastic"
 
     def check_suits(self, dtypes: Collection[torch.dtype]) -> None:
-        """Check that stochastic rounding has parameters to round, and can round them all.
+        """Check that stochastic rounding has parameters to round.
 
         Raises:
-            InvalidArgumentError: No parameter is bfloat16, or one is float16.
+            InvalidArgumentError: No parameter is bfloat16.
         """
-        if not self.is_stochastic:
-            return
-        if torch.bfloat16 not in dtypes:
+        if self.is_stochastic and torch.bfloat16 not in dtypes:
             raise InvalidArgumentError(
                 "Precision.rounding='stochastic' rounds bfloat16 parameters, and there is none; "
                 "use 'nearest'"
             )
-        if torch.float16 in dtypes:
+
+    def check_rounds(self, dtypes: Collection[torch.dtype]) -> None:
+        """Check that stochastic rounding can round parameters of these dtypes.
+
+        Raises:
+            InvalidArgumentError: One is float16.
+        """
+        if self.is_stochastic and torch.float16 in dtypes:
             raise InvalidArgumentError(
                 "Precision.rounding='stochastic' cannot round float16 parameters; use 'nearest' or "
                 "bfloat16"

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from distlion.errors import InvalidArgumentError
+from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.local.arguments import check_agreement
-from distlion.local.inner_state import find_broken, reset_broken
+from distlion.local.inner_optimizers import needs_closure
+from distlion.local.inner_state import find_broken, list_made, reset_broken, warn_of_copies
 from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
@@ -36,11 +37,13 @@ class _Worker:
         own: Its parameters, in the order of the model's; frozen ones are the model's.
         inner: Its inner optimizer.
         pairs: Those that votes move, each with its common point.
+        made_early: Those whose inner state was made with the inner optimizer.
     """
 
     own: list[nn.Parameter]
     inner: Optimizer
     pairs: Pairs
+    made_early: set[Tensor]
 
 
 class VirtualLocalSteps:
@@ -107,7 +110,7 @@ class VirtualLocalSteps:
         self._every = every
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._make_inner, own = make_inner, self._copy_params()
-        inner = check_inner(make_inner(own))
+        inner = self._check_inner(make_inner(own))
         # Places in ``params``, in the order of the inner optimizers.
         self._trained = self._find_order(inner, own)
         self._common = [nn.Parameter(copy_to_common(self._stage[n], None)) for n in self._trained]
@@ -160,7 +163,7 @@ class VirtualLocalSteps:
             InvalidArgumentError: Its inner optimizer does not have the first worker's parameters.
         """
         own = self._copy_params()
-        inner = check_inner(self._make_inner(own))
+        inner = self._check_inner(self._make_inner(own))
         if self._find_order(inner, own) != self._trained:
             raise InvalidArgumentError(
                 "make_inner gave two workers their parameters in different orders. Expected equal "
@@ -168,9 +171,24 @@ class VirtualLocalSteps:
             )
         return self._pair(own, inner)
 
+    def _check_inner(self, given: object) -> Optimizer:
+        """Return a worker's inner optimizer, which ``collect`` steps on given gradients.
+
+        Raises:
+            UnsupportedTypeError: It needs a closure, or ``LocalSteps`` would refuse it.
+        """
+        inner = check_inner(given)
+        if needs_closure(inner):
+            raise UnsupportedTypeError(
+                f"{type(inner).__name__} evaluates a closure in its step, and collect() has the "
+                "gradients alone. Expected an optimizer that steps on given gradients. Use this "
+                "one in LocalSteps, with real workers"
+            )
+        return inner
+
     def _pair(self, own: list[nn.Parameter], inner: Optimizer) -> _Worker:
         common = zip(self._trained, self._common, strict=True)
-        return _Worker(own, inner, [(own[n], point) for n, point in common])
+        return _Worker(own, inner, [(own[n], point) for n, point in common], list_made(inner))
 
     def _find_order(self, inner: Optimizer, own: Sequence[Tensor]) -> list[int]:
         """Return the places of trainable parameters, in the order of an inner optimizer.
@@ -386,7 +404,9 @@ class VirtualLocalSteps:
         for place, worker in enumerate(self._workers):
             take_common(worker.pairs)
             broken = find_broken(worker.inner, [param for param, _ in worker.pairs])
-            reset_broken(worker.inner, broken, worker=place)
+            reset_broken(worker.inner, broken, made_early=worker.made_early, worker=place)
+        if self._votes.committed_step == 1:
+            warn_of_copies(self._workers[0].inner, [own for own, _ in self._workers[0].pairs])
 
     def _show(self, place: int) -> None:
         """Let the model hold a worker's parameters."""
