@@ -92,8 +92,8 @@ JOIN_MUTATIONS = (
     Mutation(
         "join: a member that serves newcomers never offers itself again",
         "crew/offers.py",
-        "elif looks >= n_served and",
-        "elif n_served == 0 and",
+        "elif looks >= count_served() and",
+        "elif count_served() == 0 and",
         OFFERS,
     ),
     Mutation(
