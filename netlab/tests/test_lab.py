@@ -295,7 +295,7 @@ def test_processes_that_run_in_a_removed_lab_are_reported():
 
 def test_a_name_cannot_be_used_twice():
     with Lab(1, name="test-twice"):
-        with pytest.raises(NetlabError, match="there is a lab .* netlab down --name test-twice"):
+        with pytest.raises(NetlabError, match=r"there is a lab .* netlab down --name test-twice"):
             Lab(1, name="test-twice")
         assert left_of("test-twice")
 

@@ -40,7 +40,7 @@ def test_a_claim_that_cannot_be_written_leaves_no_file(state_folder, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(state.json, "dump", fail)
-    with pytest.raises(NetlabError, match="abc.json cannot be written: No space left"):
+    with pytest.raises(NetlabError, match=r"abc\.json cannot be written: No space left"):
         LabState.of(LabPlan("abc", 3), stays=True).claim()
     assert list(state_folder.iterdir()) == []
 
