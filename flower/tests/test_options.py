@@ -172,11 +172,12 @@ def test_metrics_may_be_numbers_of_numpy_and_torch() -> None:
     [
         ({"loss": "low"}, UnsupportedTypeError, "loss: str"),
         ({"loss": torch.zeros(3)}, UnsupportedTypeError, "loss: Tensor"),
+        ([0.5], UnsupportedTypeError, "metrics is list"),
         ({"num-examples": 9}, InvalidArgumentError, "num-examples=9; expected num_examples=4"),
     ],
 )
 def test_a_vote_with_wrong_metrics_leaves_what_the_client_keeps(
-    metrics: dict[str, Any], error: type[Exception], match: str
+    metrics: Any, error: type[Exception], match: str
 ) -> None:
     kept: list[Any] = []
 
@@ -196,10 +197,52 @@ def test_a_vote_with_wrong_metrics_leaves_what_the_client_keeps(
     assert all(before.any() and np.array_equal(before, after) for before, after in kept)
 
 
-def test_complex_arrays_are_refused_and_not_left_untrained() -> None:
-    arrays = ArrayRecord({**make_arrays(), "phase": Array(np.zeros(3, np.complex64))})
-    with pytest.raises(UnsupportedTypeError, match="phase is complex64"):
+@pytest.mark.parametrize("dtype", ["complex64", ">f4", "longdouble"])
+def test_arrays_of_no_float_of_torchs_are_refused_and_not_left_untrained(dtype: str) -> None:
+    arrays = ArrayRecord({**make_arrays(), "phase": Array(np.zeros(3, dtype))})
+    with pytest.raises(UnsupportedTypeError, match=f"phase is {np.dtype(dtype)}"):
         flower.Votes().start(InProcessGrid(train, 2), arrays, num_rounds=1)
+
+
+def test_arithmetic_on_an_array_without_dimensions_may_make_a_number_of_numpys() -> None:
+    def train_scale(message: Message, context: Context) -> Message:
+        before = message.content["arrays"]
+        return flower.vote(message, before, {"scale": before["scale"].numpy() - 1}, 1)
+
+    arrays = ArrayRecord({"scale": Array(np.array(3, np.float32))})
+    result = flower.Votes(fraction_evaluate=0.0).start(
+        InProcessGrid(train_scale, 2), arrays, num_rounds=1
+    )
+    assert result.arrays["scale"].numpy() < 3
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.other = torch.nn.LayerNorm(4)
+        self.head = torch.nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def test_a_tied_weight_is_named_and_left_out_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    def train_all(message: Message, context: Context) -> Message:
+        before = message.content["arrays"]
+        after = {name: array.numpy() - np.float32(0.1) for name, array in before.items()}
+        return flower.vote(message, before, after, 1)
+
+    state = Tied().state_dict()
+    for expected in (1, 0):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="distlion"):
+            flower.Votes(fraction_evaluate=0.0).start(
+                InProcessGrid(train_all, 2), ArrayRecord(state), num_rounds=2
+            )
+        said = [record.message for record in caplog.records if "tied weight" in record.message]
+        assert len(said) == expected
+        assert all(each.startswith("embedding.weight and head.weight have") for each in said)
+        state.pop("head.weight", None)
 
 
 def test_a_loaded_state_is_returned_before_the_first_round() -> None:

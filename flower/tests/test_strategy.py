@@ -257,9 +257,10 @@ def test_a_state_of_another_model_is_refused() -> None:
     strategy = flower.Votes(fraction_evaluate=0.0)
     with pytest.raises(InvalidArgumentError, match="before the first round"):
         strategy.state_dict()
-    strategy.load_state_dict({"round": 1, "reach": [], "momentum": {}})
-    with pytest.raises(CheckpointError):
-        strategy.start(InProcessGrid(train, 3), make_arrays(), num_rounds=1)
+    for number in (1, float("inf")):
+        strategy.load_state_dict({"round": number, "reach": [], "momentum": {}})
+        with pytest.raises(CheckpointError):
+            strategy.start(InProcessGrid(train, 3), make_arrays(), num_rounds=1)
 
 
 def test_wrong_use_is_named() -> None:
@@ -278,6 +279,11 @@ def test_wrong_use_is_named() -> None:
         ({"rule": "residual", "context": None}, InvalidArgumentError, "Expected context="),
         ({"after": {}}, InvalidArgumentError, "after lacks weight"),
         ({"after": {"weight": "1"}}, UnsupportedTypeError, "weight is str"),
+        (
+            {"after": [np.zeros((70, 3))]},
+            UnsupportedTypeError,
+            "given as list; expected them by name",
+        ),
         ({"num_examples": 0}, InvalidArgumentError, "num_examples=0"),
         ({"bare": "distlion"}, InvalidArgumentError, "does not ask for a vote"),
         ({"bare": "arrays"}, InvalidArgumentError, "0 records of arrays"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -162,3 +163,54 @@ def test_calls_out_of_turn_are_refused() -> None:
     clients.draw(1)
     with pytest.raises(InvalidArgumentError, match="in progress"):
         clients.draw(1)
+
+
+@pytest.mark.parametrize("rule", ["stochastic", "residual"])
+def test_numbers_of_clients_may_be_numpys_or_torchs(rule: str) -> None:
+    ends = []
+    for numbers in ([3, 1], np.array([3, 1]), torch.tensor([3, 1])):
+        model = make_model()
+        clients = distlion_flower.VirtualClients(model.parameters(), clients=4, rule=rule)
+        clients.begin(numbers)
+        for client in numbers:
+            move(model, int(client), 0)
+            clients.collect(client, n_examples=2)
+        assert clients.step().taken == (1, 3)
+        ends.append([param.detach().clone() for param in model.parameters()])
+    for end in ends[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(ends[0], end, strict=True))
+
+
+@pytest.mark.parametrize("number", [1.0, "1", None])
+def test_what_is_no_number_of_a_client_is_refused(number: Any) -> None:
+    clients = distlion_flower.VirtualClients(make_model().parameters(), clients=3)
+    with pytest.raises(UnsupportedTypeError, match=r"draw\(\) got"):
+        clients.draw(number)
+    with pytest.raises(UnsupportedTypeError, match=r"begin\(\) got"):
+        clients.begin([number])
+    clients.draw(3)
+    with pytest.raises(UnsupportedTypeError, match=r"collect\(\) got"):
+        clients.collect(number)
+
+
+def test_a_client_that_moved_too_far_is_told_what_to_do() -> None:
+    model = make_model()
+    clients = distlion_flower.VirtualClients(model.parameters(), clients=1, max_scale=0.1)
+    clients.draw(1)
+    model[0].weight.data.add_(10)
+    with pytest.raises(InvalidArgumentError, match=r"too large\. Lower .* raise max_scale"):
+        clients.collect(0)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        (make_model(), UnsupportedTypeError, "Linear as entry 0"),
+        ([{"params": list(make_model().parameters())}], UnsupportedTypeError, "dict as entry 0"),
+        (make_model().state_dict(), UnsupportedTypeError, "str as entry 0"),
+        ([("a", torch.nn.Parameter(torch.ones(2)))] * 2, InvalidArgumentError, "'a' twice"),
+    ],
+)
+def test_what_are_no_parameters_is_refused(params: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        distlion_flower.VirtualClients(params, clients=3)

@@ -124,6 +124,12 @@ def test_latency_out_of_range_exits_with_2():
         assert "latency of 20 s: expected 0 for none, or 0.001 to 10 s" in result.stderr
 
 
+def test_an_empty_rate_is_no_unlimited_one():
+    result = invoke("run", "--rate", "", "--", "true")  # as of a shell's unset variable
+    assert result.exit_code == 2
+    assert "--rate '': expected a number of bits a second" in result.stderr
+
+
 def test_without_root_rights_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = invoke("up")

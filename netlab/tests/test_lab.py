@@ -18,11 +18,13 @@ from distlion.errors import InvalidArgumentError
 from distlion_lab.errors import NetlabError
 from distlion_netlab import (
     Lab,
+    LabPlan,
     TokenBucket,
     list_states,
     remove_abandoned_labs,
     remove_lab,
     run_command,
+    wires,
 )
 from distlion_netlab.wires import read_offloads
 from signals import hear_ctrl_c
@@ -293,9 +295,15 @@ def test_processes_that_run_in_a_removed_lab_are_reported():
 
 def test_a_name_cannot_be_used_twice():
     with Lab(1, name="test-twice"):
-        with pytest.raises(NetlabError, match="test-twice"):
+        with pytest.raises(NetlabError, match=r"there is a lab .* netlab down --name test-twice"):
             Lab(1, name="test-twice")
         assert left_of("test-twice")
+
+
+def test_an_abandoned_lab_may_be_removed_by_several_at_once(monkeypatch):
+    plan = LabPlan("test-gone", 2)
+    monkeypatch.setattr(wires.netns, "listnetns", lambda: list(plan.namespaces))
+    wires.remove_namespaces(plan)  # another process was faster
 
 
 def test_a_namespace_of_somebody_else_is_left_alone():

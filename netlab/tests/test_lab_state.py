@@ -27,6 +27,24 @@ def test_a_name_can_be_claimed_once():
         mine.claim()
 
 
+def test_a_file_that_describes_no_lab_is_named_where_it_takes_the_place_of_one(state_folder):
+    state_folder.mkdir()
+    path = state_folder / "abc.json"
+    path.write_text("")
+    with pytest.raises(NetlabError, match=f"{path} describes no lab .* remove this file"):
+        LabState.of(LabPlan("abc", 3), stays=True).claim()
+
+
+def test_a_claim_that_cannot_be_written_leaves_no_file(state_folder, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state.json, "dump", fail)
+    with pytest.raises(NetlabError, match=r"abc\.json cannot be written: No space left"):
+        LabState.of(LabPlan("abc", 3), stays=True).claim()
+    assert list(state_folder.iterdir()) == []
+
+
 def test_a_forgotten_lab_is_not_found():
     mine = LabState.of(LabPlan("abc", 3), stays=True)
     mine.claim()

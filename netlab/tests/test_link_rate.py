@@ -10,6 +10,8 @@ from distlion_netlab import LinkRate, TokenBucket, parse_host_rates
         ("100mbit", 1e8, 1e8),
         ("25gbit", 25e9, 25e9),
         ("800kbit/s", 8e5, 8e5),
+        ("100mbit/sec", 1e8, 1e8),
+        ("1gbit/sec/100mbit/s", 1e9, 1e8),
         ("unlimited", None, None),
         ("100mbit/20mbit", 1e8, 2e7),
         ("1gbit/s/100mbit/s", 1e9, 1e8),

@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from distlion.errors import InvalidArgumentError
+from distlion.step.arguments import LONGEST_S
 from distlion.wire import addresses, rendezvous
 from distlion.wire.rendezvous import MeetingError, meet
 
@@ -33,9 +34,11 @@ def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def meet_all(store: Any, size: int) -> list[list[socket.socket | None]]:
+def meet_all(
+    store: Any, size: int, *, timeout_s: float = LIMIT_S
+) -> list[list[socket.socket | None]]:
     with ThreadPoolExecutor(size) as pool:
-        coming = [pool.submit(meet, store, rank, size, timeout_s=LIMIT_S) for rank in range(size)]
+        coming = [pool.submit(meet, store, rank, size, timeout_s=timeout_s) for rank in range(size)]
         return [each.result() for each in coming]
 
 
@@ -52,6 +55,12 @@ def test_each_member_is_connected_to_each_other_one() -> None:
             if end is not None:
                 assert end.recv(2, socket.MSG_WAITALL) == bytes([peer, rank])
                 assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_the_longest_limit_of_a_step_is_one_of_a_meeting() -> None:
+    for ends in meet_all(dist.HashStore(), 3, timeout_s=LONGEST_S):  # type: ignore[attr-defined]
+        for end in filter(None, ends):
+            end.close()
 
 
 def test_groups_meet_at_one_port_one_after_the_other() -> None:

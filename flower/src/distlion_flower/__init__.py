@@ -3,7 +3,7 @@
 from distlion_flower.ballot import RULES, Ballot, Call, cast_ballot
 from distlion_flower.count import weigh
 from distlion_flower.metrics import average_metrics
-from distlion_flower.places import Places, find_deltas, list_statistics
+from distlion_flower.places import Places, find_deltas, find_equal, list_statistics
 from distlion_flower.refusals import Refusal
 from distlion_flower.server import Outcome, VoteServer
 from distlion_flower.settings import ServerSettings
@@ -22,6 +22,7 @@ __all__ = [
     "average_metrics",
     "cast_ballot",
     "find_deltas",
+    "find_equal",
     "list_statistics",
     "weigh",
 ]

@@ -21,6 +21,7 @@ from distlion_flower import (
     average_metrics,
     cast_ballot,
     find_deltas,
+    find_equal,
     list_statistics,
     weigh,
 )
@@ -266,13 +267,29 @@ class Votes(FedAvg):  # type: ignore[misc]
         """Make a server for arrays that differ from the last round's."""
         if not self._keeps_statistics:
             _refuse_statistics(list_statistics(arrays))
-        server = VoteServer(records.read_arrays(arrays), self.settings)
+        params = records.read_arrays(arrays)
+        server = VoteServer(params, self.settings)
+        _warn_of_tied(find_equal(params))
         if self._loaded is not None:
             server.load_state_dict(self._loaded)
         elif self._server is not None:
             logger.warning("the arrays differ from the last round's: momentum begins with 0")
         self._arrays, self._loaded = arrays, None
         return server
+
+
+def _warn_of_tied(pairs: Sequence[tuple[str, str]]) -> None:
+    """Warn of arrays that are probably one weight under two names."""
+    if pairs:
+        more = f", and {len(pairs) - 1} more," if len(pairs) > 1 else ""
+        logger.warning(
+            "%s and %s%s have equal elements, as a tied weight has. Votes move each array by "
+            "itself, so that they drift apart. Leave %s out of initial_arrays, and load with "
+            "strict=False on clients and in evaluations",
+            *pairs[0],
+            more,
+            pairs[0][1],
+        )
 
 
 def _refuse_statistics(names: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -78,6 +79,21 @@ class Places:
 def list_statistics(names: Iterable[str]) -> list[str]:
     """List the names of running statistics, on which no vote makes sense."""
     return [name for name in names if name.rpartition(".")[2] in STATISTICS]
+
+
+def find_equal(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Find pairs of parameters with equal elements, such as tied weights."""
+    firsts: dict[tuple[torch.dtype, torch.Size, bytes], str] = {}
+    pairs = []
+    for name, param in params.items():
+        flat = param.detach().cpu().reshape(-1)
+        if not len(flat) or bool((flat == flat[0]).all()):  # as zeros and ones at the start
+            continue
+        digest = hashlib.sha256(flat.contiguous().view(torch.uint8).numpy().data).digest()
+        first = firsts.setdefault((param.dtype, param.shape, digest), name)
+        if first != name:
+            pairs.append((first, name))
+    return pairs
 
 
 def find_deltas(

@@ -28,6 +28,7 @@ PAYLOAD, METRICS, EXAMPLES = "vote", "metrics", "num-examples"
 STYPE = "distlion.vote"
 """Type of an array with packed votes as its bytes, so that nobody parses them as numpy's."""
 _MOST = 1 << 63
+_FLOATS = (np.float16, np.float32, np.float64)  # of float64, the error names the way out
 
 
 def write_call(call: Call, message: Message) -> None:
@@ -80,10 +81,12 @@ def read_arrays(arrays: ArrayRecord) -> dict[str, Tensor]:
     """
     values = {name: array.numpy() for name, array in arrays.items()}
     for name, value in values.items():
-        if value.dtype.kind not in "fiub":
+        # Floats of another length, or of another byte order, are none of torch's.
+        if value.dtype.kind not in "iub" and value.dtype not in _FLOATS:
             raise UnsupportedTypeError(
                 f"{name} is {value.dtype}; expected floats to vote on, or integers that stay as "
-                "they are. Send complex numbers as pairs of floats (torch.view_as_real)"
+                "they are. Send complex numbers as pairs of floats (torch.view_as_real), and "
+                "other floats as float32"
             )
     statistics = list_statistics(values)
     return {
@@ -109,9 +112,14 @@ def as_tensors(
     """Return the wanted ones of some arrays, as tensors.
 
     Raises:
-        UnsupportedTypeError: A wanted one is no tensor, numpy array or Flower array, or has no
-            floats.
+        UnsupportedTypeError: The arrays have no names, or a wanted one is no tensor, numpy array or
+            Flower array, or has no floats.
     """
+    if not isinstance(given, Mapping):
+        raise UnsupportedTypeError(
+            f"arrays are given as {type(given).__name__}; expected them by name, such as "
+            "model.state_dict()"
+        )
     tensors = {}
     for name in wanted:
         if name not in given:
@@ -119,7 +127,7 @@ def as_tensors(
         value = given[name]
         if isinstance(value, Array):
             value = value.numpy()
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | np.generic):  # arithmetic makes scalars of 0-dim arrays
             value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
         if not isinstance(value, Tensor) or not value.is_floating_point():
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -152,6 +160,11 @@ def write_reply(message: Message, ballot: Ballot, metrics: Mapping[str, Any]) ->
 
 
 def _write_metrics(metrics: Mapping[str, Any], n_examples: int) -> MetricRecord:
+    if not isinstance(metrics, Mapping):
+        raise UnsupportedTypeError(
+            f"metrics is {type(metrics).__name__}; expected names with a number, or a list of "
+            "numbers"
+        )
     numbers = {
         name: value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
         for name, value in metrics.items()
@@ -213,7 +226,7 @@ def read_metrics(content: RecordDict | None) -> tuple[dict[str, float], int]:
     numbers: dict[str, float] = {
         name: value
         for name, value in record.items()
-        if isinstance(value, int | float) and -_MOST < value < _MOST
+        if isinstance(value, float) or (isinstance(value, int) and -_MOST < value < _MOST)
     }
     n_examples = numbers.pop(EXAMPLES, 0)
     return numbers, n_examples if isinstance(n_examples, int) else 0

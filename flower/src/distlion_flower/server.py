@@ -220,7 +220,7 @@ class VoteServer:
             others = sorted(set(state["momentum"]) - set(self._voted))
             finite = all(0 <= b <= FLOAT32_MAX for b in reach)
             finite = finite and all(bool(each.isfinite().all()) for each in momentum)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(
                 f"the state of the server lacks something ({error!r}); expected the result of "
                 "state_dict() of a server with the same model"

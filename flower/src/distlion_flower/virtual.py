@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,8 +14,14 @@ from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import Coins
 from distlion_flower.ballot import Call, cast_ballot
 from distlion_flower.places import find_deltas
+from distlion_flower.refusals import Refusal
 from distlion_flower.server import Outcome, VoteServer
 from distlion_flower.settings import ServerSettings
+
+_ONE_VOTE = "Expected one vote of each client that draw() has returned"
+_ADVICE = {
+    Refusal.SCALE: "Lower the local learning rate, raise max_scale, or give it up by reset()"
+}
 
 
 class VirtualClients:
@@ -68,11 +75,7 @@ class VirtualClients:
                 f"VirtualClients has no argument {', '.join(sorted(unknown))}; expected those of "
                 "distlion_flower.bridge.Votes"
             )
-        named = [
-            entry if isinstance(entry, tuple) else (f"parameter {number}", entry)
-            for number, entry in enumerate(params)
-        ]
-        self._stage = {name: param for name, param in named if param.requires_grad}
+        self._stage = _name_trained(params)
         self.server = VoteServer(self._stage, ServerSettings(**settings, seed=seed))
         self._n_clients, self._seed = clients, seed
         self._generator = torch.Generator().manual_seed(seed)
@@ -100,7 +103,9 @@ class VirtualClients:
 
         Raises:
             InvalidArgumentError: There are fewer clients, or a round is in progress.
+            UnsupportedTypeError: ``n_clients`` is no integer.
         """
+        n_clients = _read_index("draw()", n_clients)
         if not 1 <= n_clients <= self._n_clients:
             raise InvalidArgumentError(
                 f"draw({n_clients}): expected 1 to {self._n_clients}, the number of clients"
@@ -116,8 +121,9 @@ class VirtualClients:
 
         Raises:
             InvalidArgumentError: One is out of range, or a round is in progress.
+            UnsupportedTypeError: One is no integer.
         """
-        asked = list(clients)
+        asked = [_read_index("begin()", client) for client in clients]
         wrong = [client for client in asked if not 0 <= client < self._n_clients]
         if wrong:
             raise InvalidArgumentError(
@@ -138,7 +144,9 @@ class VirtualClients:
             InvalidArgumentError: It was not drawn or has voted, or a number is out of range.
             NonFiniteError: A parameter is not finite. The model stays as the client left it;
                 ``reset`` gives up the client.
+            UnsupportedTypeError: A number is no integer.
         """
+        client = _read_index("collect()", client)
         server, call = self.server, self._call
         if call is None or not server.in_progress:
             raise InvalidArgumentError(f"collect({client}) without a round. Call draw() before")
@@ -162,7 +170,7 @@ class VirtualClients:
         if refusal is not None:
             raise InvalidArgumentError(
                 f"the vote of client {client} in round {call.round} is not taken: {refusal.value}. "
-                "Expected one vote of each client that draw() has returned"
+                f"{_ADVICE.get(refusal, _ONE_VOTE)}"
             )
         if kept:
             self._residuals[client] = kept
@@ -183,3 +191,43 @@ class VirtualClients:
         outcome = self.server.finish()
         self.reset()
         return outcome
+
+
+def _name_trained(params: Iterable[Tensor] | Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the trained parameters by name.
+
+    Raises:
+        InvalidArgumentError: Two have one name.
+        UnsupportedTypeError: Something else is among them.
+    """
+    if not isinstance(params, Iterable):
+        raise UnsupportedTypeError(
+            f"params is {type(params).__name__}; expected parameters, such as "
+            "model.named_parameters()"
+        )
+    trained: dict[str, Tensor] = {}
+    for number, entry in enumerate(params):
+        pair: Any = entry if isinstance(entry, tuple) else (f"parameter {number}", entry)
+        if len(pair) != 2 or not isinstance(pair[1], Tensor):
+            raise UnsupportedTypeError(
+                f"params has {type(pair[-1]).__name__} as entry {number}; expected tensors or "
+                "(name, tensor) pairs, such as model.named_parameters()"
+            )
+        name, param = pair
+        if name in trained:
+            raise InvalidArgumentError(f"params has {name!r} twice; expected a name for each")
+        if param.requires_grad:
+            trained[name] = param
+    return trained
+
+
+def _read_index(what: str, number: object) -> int:
+    """Return a number as a Python integer; numpy's and torch's are accepted too.
+
+    Raises:
+        UnsupportedTypeError: It is no integer.
+    """
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UnsupportedTypeError(f"{what} got {number!r}; expected an integer") from error

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import re
 
 import pytest
@@ -179,3 +180,13 @@ def test_what_does_not_go_with_it_is_refused_before_anything_is_trained(options,
     result = CliRunner().invoke(app, [*SHORT, *options])
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+@pytest.mark.parametrize("name", ["beside", "race"])
+def test_folders_of_an_earlier_run_are_refused_before_anything_is_trained(tmp_path, name):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    options = ("--beside", "global-adamw", "--race", "1gbit", "--run-dir", str(tmp_path / "run"))
+    result = CliRunner().invoke(app, [*SHORT, *options])
+    assert result.exit_code == 2
+    assert f"{name} of an earlier run" in result.stderr
+    assert os.listdir(tmp_path / "run") == [name]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlion_lab.errors import DataError
+from distlion_lab.tasks import corpus
 from distlion_lab.tasks.corpus import load_corpus
 
 
@@ -149,6 +150,14 @@ def test_random_bytes_are_refused(tmp_path):
     (tmp_path / "noise").write_bytes(random.Random(0).randbytes(10_000))
     with pytest.raises(DataError, match="is no UTF-8 text"):
         load_corpus(str(tmp_path / "noise"))
+
+
+@pytest.mark.parametrize(("tail", "at"), [(b"\x80\xff", 5), (b"a", 1)])
+def test_a_wrong_byte_behind_a_character_cut_by_a_chunk_is_named(tmp_path, monkeypatch, tail, at):
+    monkeypatch.setattr(corpus, "_CHUNK_BYTES", 4)
+    (tmp_path / "text.txt").write_bytes(b"a\xf0\x9f\x98" + tail)
+    with pytest.raises(DataError, match=f"position {at};"):
+        load_corpus(str(tmp_path / "text.txt"))
 
 
 def test_text_that_ends_within_a_character_is_read(tmp_path):

@@ -335,3 +335,11 @@ def test_what_is_unknown_is_never_written(tmp_path):
     model = task.build_model(seed=0)
     # An untrained model draws from 7 tokens and the unknown one alike.
     assert "…" not in task.sample(model, seed=0)["model"]
+
+
+def test_tokens_that_only_the_config_has_are_never_written(tmp_path, numbered):
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(TINY | {"vocab_size": 50_257}))  # GPT-2's own
+    task = TextTask(data=str(numbered), tokenizer=Tokenizer.BYTE, model_config=path, batch_size=1)
+    # An untrained model draws from all of them alike.
+    assert task.sample(task.build_model(seed=0), seed=0)["model"]

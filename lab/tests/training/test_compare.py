@@ -103,6 +103,20 @@ def test_finished_runs_are_not_run_again(done):
 
 
 @pytest.mark.distributed
+def test_index_that_cannot_be_written_is_one_line(done):
+    settings, folder, _, _ = done
+    index = folder / INDEX_NAME
+    index.rename(folder / "kept")
+    index.mkdir()
+    try:
+        with pytest.raises(DataError, match=r"cannot be written: Is a directory\. All runs have"):
+            run(settings, folder)
+    finally:
+        index.rmdir()
+        (folder / "kept").rename(index)
+
+
+@pytest.mark.distributed
 def test_half_written_record_is_run_again_to_the_same_bits(done):
     settings, folder, index, _ = done
     path = folder / RUNS_NAME / index["cells"][0]["runs"][0]

@@ -167,6 +167,16 @@ def test_settings_of_another_run_are_refused(whole):
         train_over(whole, settings)
 
 
+def test_data_of_another_run_are_refused(tmp_path):
+    data = tmp_path / "text.txt"
+    settings = make_settings(tmp_path, workers=1, steps=1, data=str(data))
+    data.write_text("a line of the text\n" * 100)
+    train_over(tmp_path / "run", settings, SAVING)
+    data.write_text("a line of another text\n" * 100)
+    with pytest.raises(WorkerFailedError, match=r"by a run on other data: data_sha256 .* this one"):
+        train_over(tmp_path / "run", settings)
+
+
 def test_interval_of_diagnoses_may_change_unless_it_decides_whose_votes_count(tmp_path):
     def describe(then, now):
         options = {"rule": "majority", "momentum_sync_every": None}

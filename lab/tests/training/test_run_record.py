@@ -4,8 +4,10 @@ import pytest
 
 from comparisons import make_run
 from distlion_lab.errors import DataError
+from distlion_lab.tasks.text import Tokenizer
 from distlion_lab.training.record import describe_versions
 from distlion_lab.training.run_record import RecordFolder, RunRecord
+from distlion_lab.training.train_settings import PartitionName, TaskName
 
 FACTS = {"name": "images", "data": "digits", "model_type": "vit", "data_sha256": "a"}
 COLUMNS = ("step", "validation_loss", "test_loss", "test_accuracy", "sent_bytes")
@@ -36,6 +38,24 @@ def folder(tmp_path):
 
 def test_record_is_read_back_as_it_was_written(folder):
     settings = make_run()
+    record = make_record(settings)
+    folder.write(settings, record)
+    assert folder.read(settings) == record.to_json()
+
+
+def test_record_that_cannot_be_written_is_one_line(folder):
+    settings = make_run()
+    folder.path(settings).mkdir()
+    with pytest.raises(DataError, match=r"cannot be written: Is a directory\. Finished runs have"):
+        folder.write(settings, make_record(settings))
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_record_of_a_config_without_a_finite_number_is_read_back(folder, tmp_path, number):
+    config = tmp_path / "config.json"
+    config.write_text(f'{{"model_type": "mamba2", "time_step_limit": [0.0, {number}]}}')
+    text = {"task": TaskName.TEXT, "tokenizer": Tokenizer.BYTE}
+    settings = make_run(**text, partition=PartitionName.CONTIGUOUS, model_config=config)
     record = make_record(settings)
     folder.write(settings, record)
     assert folder.read(settings) == record.to_json()

@@ -98,6 +98,7 @@ class Lab:
         check_rights()
         remove_abandoned_labs()
         state = LabState.of(plan, stays=stays, latency_s=latency_s)
+        state.check_free()
         check_names_free(plan)
         state.claim()
         removal = weakref.finalize(self, _remove, state, os.getpid())
@@ -287,7 +288,7 @@ def temporary_or_named(
         leaving_in_order(),  # also while the lab is made
         Lab(
             n_hosts,
-            rates or UNLIMITED,
+            UNLIMITED if rates is None else rates,
             latency_s=latency_s,
             congestion_control=congestion_control,
         )

@@ -10,8 +10,8 @@ from distlion_lab.planning.quantity import format_rate, parse_rate
 
 UNLIMITED = "unlimited"
 
-# The separator of "up" and "down", but not the slash in "mbit/s".
-_SEPARATOR = re.compile(r"/(?!s\b)")
+# The separator of "up" and "down", but not the slash in "mbit/s" and "mbit/sec".
+_SEPARATOR = re.compile(r"/(?!s(?:ec)?\b)", re.IGNORECASE)
 # Below this rate, a burst of one frame takes minutes, which the kernel cannot count.
 _LEAST_BIT_PER_S = 8_000.0
 # The kernel takes bytes per second in 32 bits.

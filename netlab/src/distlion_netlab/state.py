@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,6 +58,23 @@ class LabState:
         """True if the lab has outlived its owner."""
         return self.owner_pid is not None and _start_of(self.owner_pid) != self.owner_start
 
+    def check_free(self) -> None:
+        """Check that no lab has this name.
+
+        Raises:
+            NetlabError: One has, or a file that describes no lab has its place.
+        """
+        path = _path(self.name)
+        if self.name in {state.name for state in list_states()}:
+            raise NetlabError(
+                f"there is a lab named {self.name!r}; choose another name, or remove it with "
+                f"distlion netlab down --name {self.name}"
+            )
+        if os.path.lexists(path):
+            raise NetlabError(
+                f"{path} describes no lab of this version; choose another name, or remove this file"
+            )
+
     def claim(self) -> None:
         """Write the file.
 
@@ -66,13 +84,15 @@ class LabState:
         path = _path(self.name)
         try:
             path.parent.mkdir(mode=0o755, exist_ok=True)
-            with path.open("x") as file:
+            # The file appears with all of its content: a part of it would describe no lab.
+            with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:
                 json.dump(asdict(self), file)
+                file.flush()
+                os.fchmod(file.fileno(), 0o644)
+                os.link(file.name, path)
         except FileExistsError:
-            raise NetlabError(
-                f"there is a lab named {self.name!r}; choose another name, or remove it with "
-                f"distlion netlab down --name {self.name}"
-            ) from None
+            self.check_free()
+            raise NetlabError(f"a lab named {self.name!r} was just there; try again") from None
         except OSError as error:
             raise NetlabError(f"{path} cannot be written: {error.strerror}") from error
 

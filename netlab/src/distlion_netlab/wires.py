@@ -104,7 +104,9 @@ def remove_namespaces(plan: LabPlan) -> None:
     """
     with _explained("remove network namespaces"):
         for name in sorted(set(plan.namespaces) & set(netns.listnetns())):
-            netns.remove(name)
+            # Every new lab removes abandoned ones, and several may begin at once.
+            with contextlib.suppress(FileNotFoundError):
+                netns.remove(name)
 
 
 def list_processes(plan: LabPlan) -> list[int]:

@@ -45,6 +45,8 @@ _MOST_GUESTS = 128
 _MOST_AT_ONCE = 32
 """Connections taken in a row, so that those taken before are read meanwhile."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+# epoll counts milliseconds in 32 bits: 24 days at most, and a limit of a step may be longer.
+_LONGEST_WAIT_S = 1e6
 """Until a member that closed a connection is dialed again: as it does of the oldest of many."""
 _Wait = tuple[socket.socket | None, int, float]
 """A task waits for an event on a socket until a moment; without a socket, only for the moment."""
@@ -91,7 +93,8 @@ class _Meeting:
                 who = self._names[max(missing)]  # those before this one have errors of their own
                 raise MeetingError(f"rank {who} did not connect to this one in time")
             ends_s = (until_s for _, _, until_s in self._tasks.values())
-            self._move(max(0.0, min(self._deadline_s, *ends_s, math.inf) - now_s))
+            limit_s = min(self._deadline_s, *ends_s, math.inf) - now_s
+            self._move(min(max(0.0, limit_s), _LONGEST_WAIT_S))
 
     def _move(self, limit_s: float) -> None:
         """Let all go on that can; those first who are here already."""

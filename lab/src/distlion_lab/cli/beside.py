@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from rich.console import Console
 from rich.text import Text
 
 from distlion.errors import InvalidArgumentError
-from distlion_lab.cli.race import print_race, print_samples, run_race
+from distlion_lab.cli.race import RACE_NAME, print_race, print_samples, run_race
 from distlion_lab.cli.table import build_table, print_table
 from distlion_lab.cli.training_run import Runs
+from distlion_lab.errors import DataError
 from distlion_lab.names import name_runs
 from distlion_lab.report.loss_figure import draw_beside_figure
 from distlion_lab.training.checkpoints import CheckpointSettings
@@ -87,7 +89,18 @@ def read_beside(settings: TrainSettings, options: Mapping[str, Any]) -> TrainSet
             raise InvalidArgumentError(f"--beside is given with --{option}; run the two one by one")
     if torchrun_world_size() is not None:
         raise InvalidArgumentError("--beside starts local workers; leave it out under torchrun")
+    _check_folders(options["run_dir"], [BESIDE_NAME, *([RACE_NAME] if options["race"] else [])])
     return settle_beside(settings, options["beside"], options["beside_lr"])
+
+
+def _check_folders(run_dir: Path | None, names: Sequence[str]) -> None:
+    """Refuse folders of an earlier run before anything is trained."""
+    for folder in (run_dir / name for name in names) if run_dir is not None else ():
+        if os.path.lexists(folder):
+            raise InvalidArgumentError(
+                f"--run-dir {run_dir} holds {folder} of an earlier run, where this one would write "
+                "too; choose another --run-dir, or remove that folder"
+            )
 
 
 def train_beside(
@@ -105,6 +118,9 @@ def train_beside(
         settings: Settings of the first run, and of the second, from ``settle_beside``.
         run_dir: Folder of the first run, for ``beside.png`` and the folder ``beside``.
         rates: Rates of links over which they race.
+
+    Raises:
+        DataError: The figure cannot be written.
     """
     second = runs.train(settings[1], run_dir / BESIDE_NAME, CheckpointSettings())
     assert second is not None  # not under torchrun
@@ -116,7 +132,12 @@ def train_beside(
     if laps:
         print_race(console, (first, second), laps)
     figure = run_dir / f"{BESIDE_NAME}.png"
-    draw_beside_figure(records, figure, laps)
+    try:
+        draw_beside_figure(records, figure, laps)
+    except OSError as error:
+        raise DataError(
+            f"{str(figure)!r} cannot be written: {error.strerror}. Both runs have their records"
+        ) from error
     console.print(Text(f"both curves: {figure}"), soft_wrap=True)
     print_next(console, first, second)
 

@@ -179,12 +179,14 @@ def _check_text(named: str, text: bytes) -> None:
         DataError: It is binary, or in another encoding.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    at = text.find(0)
+    at, kept = text.find(0), 0
     try:
         for begin in range(0, len(text) if at < 0 else 0, _CHUNK_BYTES):
+            # The decoder counts from the first byte of a character that the last chunk began.
+            kept = len(decoder.getstate()[0])
             decoder.decode(text[begin : begin + _CHUNK_BYTES])
     except UnicodeDecodeError as error:
-        at = begin + error.start
+        at = begin - kept + error.start
     if at >= 0:
         raise DataError(
             f"{named} is no UTF-8 text: it has byte 0x{text[at]:02x} near position {at:,}; "

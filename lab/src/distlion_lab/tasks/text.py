@@ -227,7 +227,7 @@ class TextTask:
             len(window),
             seeded_generator(seed),
             context=self.context,
-            never=vocabulary.unknown,
+            vocabulary=vocabulary,
         )
         return {
             "prompt": vocabulary.decode(prompt),
@@ -277,9 +277,9 @@ def _write(
     generator: torch.Generator,
     *,
     context: int,
-    never: Sequence[int],
+    vocabulary: Vocabulary,
 ) -> list[int]:
-    """Continue a prompt up to ``n_tokens``, and return the new tokens, none of ``never``."""
+    """Continue a prompt up to ``n_tokens``, and return the new tokens, all of them known."""
     codes, device = list(prompt), next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -288,7 +288,8 @@ def _write(
             seen = torch.tensor([codes[-context:]], dtype=torch.int64, device=device)
             logits = model(input_ids=seen).logits[0, -1]
             logits = logits.float().cpu() / _TEMPERATURE
-            logits[list(never)] = -torch.inf
+            logits[list(vocabulary.unknown)] = -torch.inf
+            logits[len(vocabulary) :] = -torch.inf  # a config may have more tokens than the text
             shares = logits.softmax(dim=-1)
             codes.append(int(torch.multinomial(shares, 1, generator=generator)))
     model.train(was_training)

@@ -14,6 +14,7 @@ from distlion.checkpoint import WorldChange, load_checkpoint, save_checkpoint
 from distlion.errors import CheckpointError, InvalidArgumentError
 from distlion.local import LocalSteps
 from distlion.optim import VotingBase
+from distlion_lab.tasks.base import Task
 from distlion_lab.training.history import History
 from distlion_lab.training.train_settings import OnDisagreement, TrainSettings
 from distlion_lab.training.workers import RealWorker, gather_rows
@@ -22,6 +23,7 @@ CHECKPOINTS_NAME = "checkpoints"
 """Name of the folder, inside the run's folder."""
 
 _LATEST = "latest"
+_DIGEST = "data_sha256"
 # Settings that a resumed run may change: losses do not depend on them, or --on-world-change says
 # how.
 _FREE = {"workers", "exchange", "overlap", "diagnose_every", "eval_every", "step_timeout_s"}
@@ -99,6 +101,7 @@ class RunCheckpoints:
         worker: Owner of model and optimizer.
         schedule: Schedule of the learning rate.
         history: Series and accounts for the record.
+        task: The data, of which a checkpoint keeps a digest.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class RunCheckpoints:
         worker: RealWorker,
         schedule: LRScheduler,
         history: History,
+        task: Task,
     ) -> None:
         # CheckpointSettings.check has looked.
         assert isinstance(worker.optimizer, VotingBase | LocalSteps)
@@ -121,6 +125,7 @@ class RunCheckpoints:
         self._optimizer: VotingBase | LocalSteps = worker.optimizer
         self._schedule = schedule
         self._history = history
+        self._task = task
 
     def resume(self) -> tuple[int, str]:
         """Continue from the latest checkpoint, if asked to; every worker must call it.
@@ -147,6 +152,7 @@ class RunCheckpoints:
         )
         extra = loaded.extra if isinstance(loaded.extra, dict) else {}
         self._check_settings(extra.get("settings", {}), loaded.path)
+        self._check_data(extra.get(_DIGEST), loaded.path)
         self._history.restore(extra)
         done = loaded.local_step
         return done, f"resumed from {loaded.path}: step {done} of {self._training.steps}"
@@ -157,6 +163,14 @@ class RunCheckpoints:
             raise CheckpointError(
                 f"{path} was saved by a run with {difference}; "
                 "resume with the settings of the run, or start another in another --run-dir"
+            )
+
+    def _check_data(self, saved: str | None, path: Path) -> None:
+        now = self._task.describe().get(_DIGEST)
+        if saved not in (None, now):  # older checkpoints have none
+            raise CheckpointError(
+                f"{path} was saved by a run on other data: {_DIGEST} {saved}, and this one has "
+                f"{now}; resume with the data of the run, or start another in another --run-dir"
             )
 
     def save_if_due(self, done: int) -> str:
@@ -173,7 +187,11 @@ class RunCheckpoints:
         every = self._settings.every
         if every is None or (done % every and done != self._training.steps):
             return ""
-        extra = {"settings": self._training.to_json(), **self._history.to_extra()}
+        extra = {
+            "settings": self._training.to_json(),
+            _DIGEST: self._task.describe().get(_DIGEST),
+            **self._history.to_extra(),
+        }
         try:
             save_checkpoint(
                 self._folder,

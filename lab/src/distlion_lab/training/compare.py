@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from distlion.errors import InvalidArgumentError
+from distlion_lab.errors import DataError
 from distlion_lab.tasks.base import Task
 from distlion_lab.training.compare_settings import TUNING_SEED, Cell, CompareSettings
 from distlion_lab.training.local_workers import Emit
@@ -98,7 +99,13 @@ def compare(
         "methods": {name: _describe(settings, name) for name in settings.methods},
         "cells": cells,
     }
-    write_whole(folder / INDEX_NAME, json.dumps(index, indent=1, allow_nan=False) + "\n")
+    try:
+        write_whole(folder / INDEX_NAME, json.dumps(index, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise DataError(
+            f"{str(folder / INDEX_NAME)!r} cannot be written: {error.strerror}. All runs have "
+            "records there: make room, and run distlion compare again"
+        ) from error
     return index
 
 

@@ -209,6 +209,7 @@ class TrainingLoop:
                 worker=self._worker,
                 schedule=self._schedule,
                 history=self._history,
+                task=task,
             )
 
     def run(self) -> Record:

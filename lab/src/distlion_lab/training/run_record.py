@@ -104,9 +104,20 @@ class RecordFolder:
         return record if found == wanted else None
 
     def write(self, settings: RunSettings, record: RunRecord) -> None:
-        """Write a record atomically."""
+        """Write a record atomically.
+
+        Raises:
+            DataError: It cannot be written.
+        """
+        path = self.path(settings)
         text = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
-        write_whole(self.path(settings), text)
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise DataError(
+                f"record {str(path)!r} cannot be written: {error.strerror}. Finished runs have "
+                "theirs: make room, and run distlion compare again"
+            ) from error
 
 
 def _software(versions: Any) -> dict[str, str] | None:

@@ -77,11 +77,13 @@ class RunSettings(WorkSettings):
         if self.model_config is None:
             return None
         try:
-            return read_json(self.model_config)
+            content = read_json(self.model_config)
         except DataError as error:
             raise DataError(
                 f"model config {str(self.model_config)!r} cannot be read: {error}"
             ) from error
+        # JSON itself has no infinite numbers, but some configs do: mamba2's time_step_limit.
+        return json.loads(json.dumps(content), parse_constant=str)
 
     def name_record(self) -> str:
         """Name the run by its main settings and a digest of all settings."""
