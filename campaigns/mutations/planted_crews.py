@@ -400,4 +400,11 @@ CREW_MUTATIONS = (
         "        if False:\n",
         FOUND,
     ),
+    Mutation(
+        "crew: who has finished ends with an error where the store was stopped",
+        "crew/crew.py",
+        "if not was_away and not isinstance(error, DistStoreError):",
+        "if not was_away:",
+        FOUND,
+    ),
 )

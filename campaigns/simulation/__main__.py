@@ -84,7 +84,7 @@ class Progress:
         """Show what there is so far."""
         for seed in sorted(set(tally.failures) - self._told):
             found = tally.failures[seed]
-            text = describe_failure(seed, found, of_crews=bool(tally.epochs))
+            text = describe_failure(seed, found, tally.option)
             print(f"\r{text}", file=sys.stderr)
             self._told.add(seed)
         rate = tally.schedules / max(seconds, 1e-9)

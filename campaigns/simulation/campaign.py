@@ -43,6 +43,7 @@ class Tally:
         epochs: Epochs of crews, added over workers.
         quiet: Schedules in which no fault struck.
         failures: By seed, what was not as it must be.
+        option: The option of the command line with which such schedules are played.
     """
 
     schedules: int = 0
@@ -53,6 +54,7 @@ class Tally:
     epochs: int = 0
     quiet: int = 0
     failures: dict[int, list[str]] = field(default_factory=dict)
+    option: str = ""
 
     def add_outcome(self, outcome: Outcome, violations: list[str]) -> None:
         """Count one schedule."""
@@ -89,6 +91,7 @@ class Tally:
         self.endings.update(other.endings)
         self.recovered.update(other.recovered)
         self.failures.update(other.failures)
+        self.option = other.option
 
 
 def play_seeds(
@@ -108,12 +111,16 @@ def play_seeds(
         machines: Of crews whose workers have several processes.
         outages: Of crews that lose their store, and find an empty one.
     """
-    draw_crew = draw_join_plan if joins else draw_crew_plan
-    draw_crew = draw_machine_plan if machines else draw_crew
-    draw_crew = draw_outage_plan if outages else draw_crew
-    tally = Tally()
+    draws = (
+        (outages, "--outages", draw_outage_plan),
+        (machines, "--machines", draw_machine_plan),
+        (joins, "--joins", draw_join_plan),
+        (of_crews, "--crews", draw_crew_plan),
+    )
+    option, draw_crew = next(((name, draw) for is_it, name, draw in draws if is_it), ("", None))
+    tally = Tally(option=option)
     for seed in seeds:
-        if of_crews or joins or machines or outages:
+        if draw_crew is not None:
             crew = play_crew(draw_crew(seed))
             tally.add_crew(crew, find_crew_violations(crew))
         else:
@@ -190,16 +197,16 @@ def describe(tally: Tally, seconds: float) -> str:
     if tally.epochs:
         lines.insert(1, f"epochs that workers entered: {tally.epochs}")
     lines += [
-        describe_failure(seed, found, of_crews=bool(tally.epochs))
+        describe_failure(seed, found, tally.option)
         for seed, found in sorted(tally.failures.items())
     ]
     return "\n".join(lines)
 
 
-def describe_failure(seed: int, violations: list[str], *, of_crews: bool = False) -> str:
+def describe_failure(seed: int, violations: list[str], option: str) -> str:
     """Write what went wrong in a schedule, and the command that plays it again."""
     lines = [f"seed {seed}: {violations[0]}", *violations[1:4]]
-    more = " ARGS=--crews" if of_crews else ""
+    more = f" ARGS={option}" if option else ""
     return "\n    ".join([*lines, f"replay it: make simulate SEED={seed}{more}"])
 
 

@@ -297,6 +297,13 @@ def test_those_who_could_not_begin_a_run_try_again_with_all_who_did() -> None:
     assert len(second.members) == 3
 
 
+def test_a_worker_that_has_finished_outlasts_a_store_that_is_stopped() -> None:
+    """Its request ends in vain just before it sees that the store is away."""
+    outcome = play_crew(draw_crew_plan(6174))
+    assert any("in vain" in line for line in outcome.story)
+    assert find_crew_violations(outcome) == []
+
+
 def test_a_crew_measures_its_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 

@@ -403,7 +403,8 @@ def _find_new_beginnings(outcome: CrewOutcome, diaries: list[CrewDiary]) -> Iter
         entry = entered[0][1]
         is_new = all(epoch == 0 for _, epoch, _ in entry.members)
         for diary in diaries if is_new else ():
-            has_trained = any(each.number < number for each in diary.entries)
+            earlier = [each for each in diary.entries if each.number < number]
+            has_trained = any(each.at_s < entry.at_s for each in earlier)
             lives_on = diary.ending in ("finished", "raised") and diary.ended_s > entry.at_s + 3
             if has_trained and lives_on:
                 yield f"epoch {number} begins anew while worker {diary.number} lives"

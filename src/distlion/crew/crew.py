@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 from torch.optim.optimizer import ParamsT
 
 from distlion.crew.carried import Carried
@@ -471,7 +471,8 @@ class Crew:
                     raise CrewError(
                         f"{gone}; this worker has finished, and cannot know whether the others have"
                     ) from gone
-                if not was_away:
+                # One that was silent for as long as this worker waits may answer again by now.
+                if not was_away and not isinstance(error, DistStoreError):
                     raise rendezvous.make_gone_error(error) from error
 
     def __enter__(self) -> Crew:
