@@ -256,7 +256,9 @@ def find_usual_steps(
             begin_s < after.time_s and before.time_s < end_s for begin_s, end_s in windows
         ):
             usual.append(gap)
-    return statistics.median(usual), statistics.median(meanwhile) if meanwhile else None
+    # Where a newcomer was on its way all the time, those steps are the usual ones.
+    found = statistics.median(usual or meanwhile)
+    return found, statistics.median(meanwhile) if meanwhile else None
 
 
 def summarize(lines: list[Line], record: dict[str, Any]) -> dict[str, Any]:

@@ -234,8 +234,8 @@ CREW_MUTATIONS = (
     Mutation(
         "crew: one that waited in vain decides for too few",
         "crew/membership.py",
-        "if not store.check([_DECISION]) and len(there) >= min_workers:",
-        "if not store.check([_DECISION]):",
+        "if not store.check([_DECISION]) and len(there) >= min_workers and may_decide:",
+        "if not store.check([_DECISION]) and may_decide:",
         CREWS,
     ),
     Mutation(
@@ -398,13 +398,6 @@ CREW_MUTATIONS = (
         "peers/routing.py",
         "        if self._ranks.roster.epoch:\n",
         "        if False:\n",
-        FOUND,
-    ),
-    Mutation(
-        "crew: who has finished ends with an error where the store was stopped",
-        "crew/crew.py",
-        "if not was_away and not isinstance(error, DistStoreError):",
-        "if not was_away:",
         FOUND,
     ),
 )

@@ -42,4 +42,14 @@ ENDINGS = (
         "        else:\n            self._leave(error)\n",
         LEFT,
     ),
+    Mutation(
+        "crew: who has finished ends with an error where the store was stopped",
+        "crew/crew.py",
+        "if not was_away and not isinstance(error, DistStoreError):",
+        "if not was_away:",
+        (
+            "simulation/test_found_in_crews.py"
+            "::test_a_worker_that_has_finished_outlasts_a_store_that_is_stopped",
+        ),
+    ),
 )

@@ -15,6 +15,13 @@ NEWCOMER = (
         ("simulation/test_found_in_crews.py::test_no_second_run_begins_beside_the_first",),
     ),
     Mutation(
+        "crew: newcomers begin anew where those that have trained do not come to an epoch",
+        "crew/membership.py",
+        'may_decide = any(each["epoch"] >= before.members[0].epoch for each in there)',
+        "may_decide = True",
+        ("crew/test_admission.py",),
+    ),
+    Mutation(
         "crew: who could not begin a run with others waits for a donor",
         "crew/membership.py",
         "not (self.has_epoch or begins)",

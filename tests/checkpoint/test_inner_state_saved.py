@@ -58,6 +58,24 @@ def test_a_checkpoint_keeps_keys_of_the_inner_optimizers_own(tmp_path: Path) -> 
     assert worker.inner.counted == AT  # type: ignore[attr-defined]
 
 
+class SharingSGD(torch.optim.SGD):
+    """SGD with a state that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["shared"] = {"steps": 1 + self.state["shared"].get("steps", 0)}
+        return super().step(closure)
+
+
+def test_a_checkpoint_keeps_inner_state_that_belongs_to_no_parameter(tmp_path: Path) -> None:
+    def make_inner(model: nn.Module) -> torch.optim.Optimizer:
+        return SharingSGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+    path = LocalWorker(0, make_inner=make_inner).train(0, AT).save(tmp_path)
+    worker = LocalWorker(0, make_inner=make_inner)
+    worker.load(path)
+    assert worker.inner.state["shared"] == {"steps": AT}
+
+
 def save_adafactor(rank: int, world_size: int, folder: str) -> None:
     LocalWorker(rank, make_inner=make_adafactor).train(0, AT).save(folder)
 

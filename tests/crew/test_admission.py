@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -70,6 +71,37 @@ def test_only_who_is_ready_alike_and_has_a_place_is_let_in(
     assert found is not None
     assert [found.members[rank].id for rank in found.guests] == let_in
     assert sorted(member.id for member in found.members) == [0, 1, *let_in]
+
+
+@pytest.mark.parametrize(
+    ("last_epochs", "there", "goes_on"),
+    [
+        ((3, 3, 0, 0), (6, 7), False),
+        ((3, 3, 1, 0), (6, 7), False),
+        ((3, 3, 0, 0), (1, 7), True),
+        ((0, 0, 0, 0), (6, 7), True),
+    ],
+    ids=["newcomers", "one is back", "one has trained to the end", "none has trained yet"],
+)
+def test_nobody_decides_on_an_epoch_without_one_of_the_most_advanced(
+    last_epochs: Sequence[int], there: Sequence[int], *, goes_on: bool
+) -> None:
+    store = make_store()
+    members = [
+        make_member(identity, epoch=last)
+        for identity, last in zip((0, 1, 6, 7), last_epochs, strict=True)
+    ]
+    before = replace(make_epoch(store, 0, 1), members=tuple(members), place=3)
+    for identity in there:
+        record = next(each.describe() for each in members if each.id == identity)
+        before.store.set(f"next/{identity}", json.dumps(record))
+    found = membership.follow(
+        make_rendezvous(store), before, members[3], (), min_workers=2, until_s=0
+    )
+    assert (found is not None) == goes_on
+    assert before.store.check(["decision"]) == goes_on
+    if not goes_on:
+        assert not before.store.check(["next/7"])  # nobody counts on it any more
 
 
 def test_one_that_asks_alone_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,3 +53,24 @@ def test_momenta_are_no_copies(make_inner: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", CopiedParametersWarning)
         train(optimizer, params.values(), 0, 0, EVERY)
+
+
+class NotingSGD(torch.optim.SGD):
+    """SGD that notes each parameter in a form that no step writes back."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for param in self.param_groups[0]["params"]:
+            self.state[param]["noted"] = param.to_sparse() if param.dim() else param.clone()
+
+
+def test_sparse_state_and_numbers_are_no_copies() -> None:
+    params = [torch.nn.Parameter(torch.tensor(8.0)), torch.nn.Parameter(torch.ones(5))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CopiedParametersWarning)
+        for param in params:
+            optimizer = distlion.LocalSteps(NotingSGD([param], lr=1e-3), every=1)
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+            assert optimizer.committed_step == 1

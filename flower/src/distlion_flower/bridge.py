@@ -283,9 +283,9 @@ def _warn_of_tied(pairs: Sequence[tuple[str, str]]) -> None:
     if pairs:
         more = f", and {len(pairs) - 1} more," if len(pairs) > 1 else ""
         logger.warning(
-            "%s and %s%s have equal elements, as a tied weight has. Votes move each array by "
-            "itself, so that they drift apart. Leave %s out of initial_arrays, and load with "
-            "strict=False on clients and in evaluations",
+            "%s and %s%s have equal elements, as a tied weight has, or copies of a layer. Votes "
+            "move each array by itself. Copies are fine. If both names are of one weight, leave "
+            "%s out of initial_arrays, and load with strict=False on clients and in evaluations",
             *pairs[0],
             more,
             pairs[0][1],

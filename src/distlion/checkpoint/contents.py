@@ -186,9 +186,9 @@ def parse_local(
     for index, entry in entries.items():
         state[index] = {}
         for key, found in entry.items():
-            row = found.get("row")
-            shape = params[index].shape
-            state[index][key] = found["value"] if row is None else build(row, shape)
+            row = found.get("row")  # only of parameters, which have numbers
+            value = found["value"] if row is None else build(row, params[index].shape)
+            state[index][key] = value
     inner = {**saved.get("beside", {}), "state": state, "param_groups": saved["groups"]}
     return ParsedLocal(own, progress, inner, saved["outer_momentum"])
 

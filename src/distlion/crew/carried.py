@@ -149,8 +149,8 @@ _UNFIT = "unfit"
 def give(store: SignedStore, state: Any) -> None:
     """Give the others a state, through the store of an epoch.
 
-    If it holds a value that cannot be carried, workers that need it are turned away: this worker
-    and the others train on.
+    If it holds a value that cannot be carried, workers that need it, newcomers and those that have
+    fallen behind, are turned away. This worker and the others train on.
     """
     try:
         text = encode_state(state)  # ASCII

@@ -158,7 +158,7 @@ class Crew:
         newcomers: A newcomer's first momentum: "zeros", the one of the "donor" that gives it its
             parameters, or the "mean" of all others.
         handover_rate: Bits a second at which a member sends its parameters to a newcomer, beside
-            its votes; None for half of the time of its link.
+            its votes, in the mean; None for half of the time of its link.
         replay_steps: Most replies of steps that a member keeps for a newcomer that is slow; a reply
             has a bit or more per element. A newcomer that falls further behind begins anew.
         wait_timeout_s: Seconds that fewer than ``min_workers`` wait for others; ``math.inf`` for no

@@ -465,7 +465,8 @@ def follow(
 
     The first worker to see all members decides. After a timeout the first one decides with those
     present. Each epoch has only one successor, whoever decides. A member that comes too late asks
-    to be let in, which costs the others little.
+    to be let in, which costs the others little. So do newcomers and members that have missed an
+    epoch, where nobody else has come.
 
     Args:
         rendezvous: The rendezvous; its store keeps the decision.
@@ -491,9 +492,11 @@ def follow(
             if time.monotonic() > until_s:
                 break
             time.sleep(_POLL_S)
-        there = [key for key in keys if store.check([key])]
-        if not store.check([_DECISION]) and len(there) >= min_workers:
-            _decide(rendezvous, before, [store.read(key, json.loads) for key in there])
+        there = [store.read(key, json.loads) for key in keys if store.check([key])]
+        # Without the most advanced, who may form another epoch, others would undo their steps.
+        may_decide = any(each["epoch"] >= before.members[0].epoch for each in there)
+        if not store.check([_DECISION]) and len(there) >= min_workers and may_decide:
+            _decide(rendezvous, before, there)
         if not store.check([_DECISION]):
             store.delete_key(f"next/{own.id}")  # later ones must not count on this worker
             if not store.check([_DECISION]):

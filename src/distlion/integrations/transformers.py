@@ -296,6 +296,7 @@ class VotingMixin(Trainer):  # type: ignore[misc]
         save_checkpoint(folder, self.model, self.voter, self.lr_scheduler, only_trained=True)
 
     def _load_best_model(self) -> None:
+        self._vote()  # what the best model does not hold stays, and has to be equal
         super()._load_best_model()
         begin_at_loaded([self.voter])
 

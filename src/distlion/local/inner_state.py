@@ -91,9 +91,12 @@ def _find_copies(inner: Optimizer, params: Sequence[Tensor]) -> list[str]:
     for param in params:
         own = local_tensor(param).detach().float()
         for key, each in inner.state[param].items():
-            if not isinstance(each, Tensor) or each.shape != param.shape or each.is_complex():
+            if not isinstance(each, Tensor) or each.layout is not torch.strided:
                 continue
-            kept = local_tensor(each).to(own.device, torch.float32)
+            kept = local_tensor(each).detach()
+            if not (kept.is_floating_point() and kept.dim() and kept.shape == own.shape):
+                continue  # a count of steps may equal a scalar parameter
+            kept = kept.to(own.device, torch.float32)
             found = sums.setdefault(key, [0.0, 0.0])
             found[0] += float((kept - own).square().sum())
             found[1] += float(own.square().sum())

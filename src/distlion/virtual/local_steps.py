@@ -399,13 +399,14 @@ class VirtualLocalSteps:
             if self._since and place not in self._newcomers:
                 set_deltas(worker.pairs, worker.inner)
             self._votes.collect(place)
+        before = self._votes.committed_step
         self._votes.step()
         self._since = 0
         for place, worker in enumerate(self._workers):
             take_common(worker.pairs)
             broken = find_broken(worker.inner, [param for param, _ in worker.pairs])
             reset_broken(worker.inner, broken, made_early=worker.made_early, worker=place)
-        if self._votes.committed_step == 1:
+        if (before, self._votes.committed_step) == (0, 1):
             warn_of_copies(self._workers[0].inner, [own for own, _ in self._workers[0].pairs])
 
     def _show(self, place: int) -> None:

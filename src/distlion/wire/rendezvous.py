@@ -45,9 +45,9 @@ _MOST_GUESTS = 128
 _MOST_AT_ONCE = 32
 """Connections taken in a row, so that those taken before are read meanwhile."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-# epoll counts milliseconds in 32 bits: 24 days at most, and a limit of a step may be longer.
-_LONGEST_WAIT_S = 1e6
 """Until a member that closed a connection is dialed again: as it does of the oldest of many."""
+_LONGEST_WAIT_S = 1e6
+"""epoll counts milliseconds in 32 bits: 24 days at most, and a limit of a step may be longer."""
 _Wait = tuple[socket.socket | None, int, float]
 """A task waits for an event on a socket until a moment; without a socket, only for the moment."""
 _Task = Generator[_Wait, None, None]

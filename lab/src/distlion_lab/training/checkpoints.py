@@ -167,10 +167,14 @@ class RunCheckpoints:
 
     def _check_data(self, saved: str | None, path: Path) -> None:
         now = self._task.describe().get(_DIGEST)
-        if saved not in (None, now):  # older checkpoints have none
+        is_other = saved not in (None, now)  # older checkpoints have none
+        # Each host has data of its own, and all have to raise.
+        others = gather_rows(torch.tensor([is_other], device="cpu")).flatten().nonzero()
+        if len(others):
+            found = f"{now} on this worker" if is_other else f"another one on worker {others[0, 0]}"
             raise CheckpointError(
                 f"{path} was saved by a run on other data: {_DIGEST} {saved}, and this one has "
-                f"{now}; resume with the data of the run, or start another in another --run-dir"
+                f"{found}; resume with the data of the run, or start another in another --run-dir"
             )
 
     def save_if_due(self, done: int) -> str:
