@@ -169,7 +169,11 @@ class RunCheckpoints:
         now = self._task.describe().get(_DIGEST)
         is_other = saved not in (None, now)  # older checkpoints have none
         # Each host has data of its own, and all have to raise.
-        others = gather_rows(torch.tensor([is_other], device="cpu")).flatten().nonzero()
+        others = (
+            gather_rows(torch.tensor([is_other], dtype=torch.bool, device="cpu"))
+            .flatten()
+            .nonzero()
+        )
         if len(others):
             found = f"{now} on this worker" if is_other else f"another one on worker {others[0, 0]}"
             raise CheckpointError(
