@@ -251,7 +251,7 @@ def _list_dtypes() -> str:
 
 
 def check_whole(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
-    """Check that no trained parameter is a DTensor, of which this rank holds a shard.
+    """Check that no trained parameter is a DTensor.
 
     Raises:
         UnsupportedTypeError: One is.

@@ -92,7 +92,7 @@ class NodePieces:
     """
 
     holds_shards = False
-    """Whether parameters may be DTensors, of which this rank holds a shard."""
+    """False: a node's parameters are whole on each of its ranks."""
     makes_whole = False
     """False, as no parameter is a DTensor; pieces of a node are made whole in its route."""
 
