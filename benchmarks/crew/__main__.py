@@ -3,7 +3,7 @@
     python benchmarks/crew [--parts soak systems stops timeline cost sizes losses]
                            [--seed 0] [--json] [--results FOLDER] [--events 200] [--rounds 3]
                            [--round-events 8] [--turns 6] [--sizes 25m 125m]
-                           [--rates unlimited 1gbit] [--systems crew]
+                           [--rates unlimited 1gbit] [--systems crew] [--start-with 3]
 
 Part soak: three to six processes of this machine train one small network as a crew; they are killed
 by SIGKILL, held by SIGSTOP for 1 to 10 s, and joined by newcomers, as a seed draws it. All numbers
@@ -22,7 +22,8 @@ Part cost: a step with a crew beside a step without one, on hosts of the network
 without a limit and at 1 Gbit/s, and beside more steps without one, as a control. They take turns.
 
 Part sizes: distlion's crew and torchft with larger networks, whose workers are on hosts of the
-network lab (needs root): joins, kills and a stop. 125 million parameters take up to 20 GiB.
+network lab (needs root): joins, kills and a stop. 125 million parameters take up to 20 GiB. With
+--start-with 1, never more than two workers run at a time, so that two cores suffice.
 
 Part losses: all workers are killed at one moment and start again, from a checkpoint: distlion's
 crew, torchft and torchelastic, on hosts of the network lab (needs root).
@@ -139,11 +140,11 @@ def play_soaks(systems: list[str], plans: list[list[PlannedEvent]], folder: Path
     return {"conditions": conditions, "left_out": missing, "runs": runs}
 
 
-def plan_of(part: str, size: Size) -> list[PlannedEvent]:
+def plan_of(part: str, size: Size, start_with: int) -> list[PlannedEvent]:
     """Return the plan of a part for a size; all are lost between two checkpoints."""
     if part == "losses":
         return plan_losses(SAVE_EVERY)
-    return plan_sizes(size.silence_s + 5.0)
+    return plan_sizes(size.silence_s + 5.0, start_with)
 
 
 def play_sizes(part: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -157,16 +158,17 @@ def play_sizes(part: str, args: argparse.Namespace, folder: Path) -> dict[str, A
     for size, number, rate, name in product(args.sizes, range(args.rounds), args.rates, systems):
         if name in missing:
             continue
-        plan, load = plan_of(part, SIZES[size]), os.getloadavg()[0]
+        plan, load = plan_of(part, SIZES[size], args.start_with), os.getloadavg()[0]
         place = folder / f"{size}-{rate}-{name}-{number}"
         place.mkdir(parents=True)
-        n_workers = max(START_LARGE_WITH, 1 + max(event.worker for event in plan))
+        n_workers = max(args.start_with, 1 + max(event.worker for event in plan))
         with Lab(1 + n_workers, rate) as lab:
             conditions["tcp_congestion_control"] = lab.congestion_control
-            system = build_system(name, place, size, lab, saves=part == "losses")
-            record = play(system, plan, START_LARGE_WITH)
+            options = {"saves": part == "losses", "min_workers": min(2, args.start_with)}
+            record = play(build_system(name, place, size, lab, **options), plan, args.start_with)
         summary = summarize(read_logs(place), record)
         told = {"system": name, "size": size, "rate": rate, "round": number}
+        told["workers"] = args.start_with
         told |= {"tuning": record["tuning"], "n_parameters": SIZES[size].n_parameters}
         loads = f"load average {load:.2f} to {os.getloadavg()[0]:.2f}"
         told["measured"] = f"{now['commit']}, {now['date']}, {loads}"
@@ -178,15 +180,15 @@ def add_runs(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return a record with the runs of two; later ones replace those of their rows."""
     places = {_find_place(run) for run in after["runs"]}
     runs = [run for run in before["runs"] if _find_place(run) not in places] + after["runs"]
-    runs.sort(key=lambda run: (run["n_parameters"], run["rate"], run["system"], run["round"]))
+    runs.sort(key=lambda run: (run["n_parameters"], *_find_place(run)[1:], run["round"]))
     left_out = before["left_out"] | after["left_out"]
     measured = {run["system"] for run in runs} | {f"{run['system']}, {run['size']}" for run in runs}
     left_out = {name: why for name, why in left_out.items() if name not in measured}
     return {**after, "left_out": left_out, "runs": runs}
 
 
-def _find_place(run: dict[str, Any]) -> tuple[str, str, str]:
-    return run["size"], run["rate"], run["system"]
+def _find_place(run: dict[str, Any]) -> tuple[str, int, str, str]:
+    return run["size"], run["workers"], run["rate"], run["system"]
 
 
 def play_timeline(folder: Path) -> dict[str, Any]:
@@ -230,6 +232,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["25m", "125m"])
     parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="of sizes and losses")
+    parser.add_argument("--start-with", type=int, default=START_LARGE_WITH, help="so many of them")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
     parser.add_argument("--add", action="store_true", help="keep other rows of sizes and losses")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from typing import Literal
@@ -65,13 +66,21 @@ def plan_stops(n_events: int, seed: int) -> list[PlannedEvent]:
     ]
 
 
-def plan_sizes(stop_s: float) -> list[PlannedEvent]:
-    """Plan what happens to workers 0 to 2 of a large network, each once all train together."""
-    told = (("join", 3), ("kill", 1), ("join", 4), ("stop", 0), ("kill", 2), ("join", 5))
-    return [
-        PlannedEvent(kind, worker, stop_s if kind == "stop" else 0.0, CALM_S[1], is_hasty=False)
-        for kind, worker in told
-    ]
+def plan_sizes(stop_s: float, start_with: int) -> list[PlannedEvent]:
+    """Plan what happens to workers of a large network, each once all train together.
+
+    There are never more than one worker beyond those at the start.
+    """
+    newcomers, workers, plan = itertools.count(start_with), list(range(start_with)), []
+    kinds: tuple[Kind, ...] = ("join", "kill", "join", "stop", "kill", "join")
+    for kind in kinds:
+        if kind == "join":
+            workers.append(worker := next(newcomers))
+        else:
+            worker = workers[0] if kind == "stop" else workers.pop(1)
+        stopped_s = stop_s if kind == "stop" else 0.0
+        plan.append(PlannedEvent(kind, worker, stopped_s, CALM_S[1], is_hasty=False))
+    return plan
 
 
 def plan_losses(save_every: int) -> list[PlannedEvent]:

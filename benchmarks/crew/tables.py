@@ -160,7 +160,8 @@ def write_cost(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-SIZE_HEAD = ["parameters", "link", "system", "usual step", "step while a newcomer catches up"]
+PLACE_HEAD = ["parameters", "workers", "link", "system"]
+SIZE_HEAD = [*PLACE_HEAD, "usual step", "step while a newcomer catches up"]
 SIZE_HEAD += ["join: others", "join: change itself", "join: newcomer"]
 SIZE_HEAD += ["kill: others", "stop: others", "woken: others", "peak GiB", "forks", "accidents"]
 SIZE_HEAD += ["commit, date, load of the machine"]
@@ -170,7 +171,8 @@ longer than a step may be silent. Seconds: median, worst and number. *Others* ar
 pause beyond a usual step; *change itself* is from their last step without a newcomer to their first
 one with it, also beyond a usual step. *Newcomer*: from the moment when it has imported everything
 and built its network to its first step. It catches up meanwhile; steps of then are no usual ones,
-but for rows without a number for them. Peak: the most memory of any process.
+but for rows without a number for them. Workers: at the start, and one more after each join. Peak:
+the most memory of any process.
 """
 
 
@@ -186,7 +188,7 @@ def _write_runs(
     head: list[str],
     tell: Callable[[list[dict[str, Any]]], list[str]],
 ) -> str:
-    """Return a page with a row for each size, link and system."""
+    """Return a page with a row for each size, number of workers, link and system."""
     tuned = dict.fromkeys(
         f"{run['system']}, {run['size']}: {run['tuning']}" for run in result["runs"]
     )
@@ -199,17 +201,18 @@ def _write_runs(
     ]
     lines += [*_list_conditions(result), *(f"- {each}" for each in (*tuned, *left_out))]
     lines += ["", notes]
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for run in result["runs"]:
-        groups.setdefault((f"{run['n_parameters']:,}", run["rate"], run["system"]), []).append(run)
+        place = f"{run['n_parameters']:,}", str(run["workers"]), run["rate"], run["system"]
+        groups.setdefault(place, []).append(run)
     rows = [[*place, *tell(runs), runs[-1]["measured"]] for place, runs in groups.items()]
     return "\n".join([*lines, *_draw(head, rows), ""])
 
 
-LOSS_HEAD = ["parameters", "link", "system", "usual step", "to the next step", "to a new step"]
+LOSS_HEAD = [*PLACE_HEAD, "usual step", "to the next step", "to a new step"]
 LOSS_HEAD += ["steps lost", "peak GiB", "forks", "accidents", "commit, date, load of the machine"]
 LOSS_NOTES = """\
-Three workers train and make a checkpoint every 20 steps, in one folder for all. All of them are
+The workers train and make a checkpoint every 20 steps, in one folder for all. All of them are
 killed by SIGKILL at one moment, and started again at once; twice in a run. The program that keeps
 the word between workers lives on. Seconds: median, worst and number, from the kill to the next
 committed step, and to the first one that had not been committed before. The interpreters' start and

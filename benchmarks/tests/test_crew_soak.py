@@ -208,12 +208,12 @@ def test_a_page_of_sizes_tells_pauses_beyond_a_usual_step(crew: Any, tmp_path: P
     record = {"events": events, "accidents": [], "peaks_kib": {"worker-0.0": 3 * 2**20, "x": 5}}
     summary = crew.reading.summarize(crew.reading.read_logs(tmp_path), record)
     run = {"system": "one", "size": "1m", "rate": "1gbit", "n_parameters": 1000, "tuning": "none"}
-    run["measured"] = "commit 1"
+    run |= {"workers": 3, "measured": "commit 1"}
     page = crew.tables.write_sizes({"conditions": {}, "left_out": {}, "runs": [run | summary]})
     cells = (
         "0.10 | - | 0.15, 0.15 (1) | 0.15, 0.15 (1) | 0.20, 0.20 (1) | - | - | - | 3.0 | 0 | 0 |"
     )
-    row = f"| 1,000 | 1gbit | one | {cells} commit 1 |"
+    row = f"| 1,000 | 3 | 1gbit | one | {cells} commit 1 |"
     assert row in page
     never = {**summary["events"][0], "pause_s": 0.2, "change_s": None, "joined_s": None}
     summary = {**summary, "events": [*summary["events"], never]}
@@ -248,32 +248,40 @@ def test_the_page_of_losses_has_a_row_for_each_system(crew: Any, tmp_path: Path)
     record = {"events": [event("loss", -1, 1.0)], "accidents": [], "peaks_kib": {"x": 2**20}}
     summary = crew.reading.summarize(crew.reading.read_logs(tmp_path), record)
     run = {"system": "one", "size": "1m", "rate": "1gbit", "n_parameters": 1000, "tuning": "none"}
-    run["measured"] = "commit 1"
+    run |= {"workers": 3, "measured": "commit 1"}
     page = crew.tables.write_losses({"conditions": {}, "left_out": {}, "runs": [run | summary]})
-    assert "| one | 0.10 | 3.00, 3.00 (1) | 3.50, 3.50 (1) | 5 | 1.0 | 0 | 0 | commit 1 |" in page
+    assert (
+        "| 3 | 1gbit | one | 0.10 | 3.00, 3.00 (1) | 3.50, 3.50 (1) | 5 | 1.0 | 0 | 0 | commit 1 |"
+        in page
+    )
 
 
 def test_rows_that_are_measured_again_replace_those_of_a_record(crew: Any) -> None:
-    def make(n_parameters: int, system: str, commit: str) -> dict[str, Any]:
+    def make(n_parameters: int, system: str, commit: str, *, n_workers: int = 3) -> dict[str, Any]:
         place = {"size": f"{n_parameters}m", "rate": "1gbit", "system": system, "round": 0}
+        place["workers"] = n_workers
         return {"n_parameters": n_parameters, "measured": commit, **place}
 
     before = {"conditions": {"a": 1}, "left_out": {"x": "y", "two": "not installed"}}
     before["runs"] = [make(25, "one", "old"), make(25, "two", "old")]
     after = {"conditions": {"a": 2}, "left_out": {}}
     after["runs"] = [make(25, "two", "new"), make(1, "two", "new")]
+    after["runs"].append(make(25, "one", "new", n_workers=1))
     both = crew.program.add_runs(before, after)
     assert both["conditions"] == {"a": 2}
     assert both["left_out"] == {"x": "y"}
-    assert [(run["size"], run["system"], run["measured"]) for run in both["runs"]] == [
-        ("1m", "two", "new"),
-        ("25m", "one", "old"),
-        ("25m", "two", "new"),
+    shown = "size", "workers", "system", "measured"
+    assert [tuple(run[name] for name in shown) for run in both["runs"]] == [
+        ("1m", 3, "two", "new"),
+        ("25m", 1, "one", "new"),
+        ("25m", 3, "one", "old"),
+        ("25m", 3, "two", "new"),
     ]
 
 
-def test_large_networks_are_played_with_few_workers(crew: Any) -> None:
-    plan, workers = crew.event_plan.plan_sizes(17.0), set(range(crew.event_plan.START_LARGE_WITH))
+@pytest.mark.parametrize("start_with", [1, 3])
+def test_large_networks_are_played_with_few_workers(crew: Any, start_with: int) -> None:
+    plan, workers = crew.event_plan.plan_sizes(17.0, start_with), set(range(start_with))
     for planned in plan:
         if planned.kind == "join":
             workers.add(planned.worker)
@@ -281,7 +289,7 @@ def test_large_networks_are_played_with_few_workers(crew: Any) -> None:
             assert planned.worker in workers
         if planned.kind == "kill":
             workers.remove(planned.worker)
-        assert 2 <= len(workers) <= 4
+        assert start_with <= len(workers) <= start_with + 1
     assert [planned.stop_s for planned in plan if planned.kind == "stop"] == [17.0]
     assert {planned.kind for planned in plan} == {"kill", "stop", "join"}
 
