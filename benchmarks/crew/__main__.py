@@ -23,7 +23,7 @@ without a limit and at 1 Gbit/s, and beside more steps without one, as a control
 
 Part sizes: distlion's crew and torchft with larger networks, whose workers are on hosts of the
 network lab (needs root): joins, kills and a stop. 125 million parameters take up to 20 GiB. With
---start-with 1, never more than two workers run at a time, so that two cores suffice.
+--start-with 2 they share a machine's cores with one worker less.
 
 Part losses: all workers are killed at one moment and start again, from a checkpoint: distlion's
 crew, torchft and torchelastic, on hosts of the network lab (needs root).
@@ -164,8 +164,8 @@ def play_sizes(part: str, args: argparse.Namespace, folder: Path) -> dict[str, A
         n_workers = max(args.start_with, 1 + max(event.worker for event in plan))
         with Lab(1 + n_workers, rate) as lab:
             conditions["tcp_congestion_control"] = lab.congestion_control
-            options = {"saves": part == "losses", "min_workers": min(2, args.start_with)}
-            record = play(build_system(name, place, size, lab, **options), plan, args.start_with)
+            system = build_system(name, place, size, lab, saves=part == "losses")
+            record = play(system, plan, args.start_with)
         summary = summarize(read_logs(place), record)
         told = {"system": name, "size": size, "rate": rate, "round": number}
         told["workers"] = args.start_with

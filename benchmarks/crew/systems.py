@@ -7,18 +7,8 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from training_load import (
-    ADDRESS_KEY,
-    CHECKPOINTS_KEY,
-    MIN_WORKERS,
-    MIN_WORKERS_KEY,
-    RETRIES_KEY,
-    SIZE_KEY,
-    SIZES,
-    Size,
-)
+from training_load import ADDRESS_KEY, CHECKPOINTS_KEY, RETRIES_KEY, SIZE_KEY, SIZES, Size
 
 from distlion_netlab import Lab, enter
 
@@ -56,7 +46,6 @@ class System:
         lab: Hosts of the network lab, one for the coordinator and one for each worker; None if all
             run on this machine's loopback.
         saves: Whether workers make checkpoints; those of torchelastic always do.
-        min_workers: How many it takes to train; torchelastic always needs two.
 
     Attributes:
         environment: Further variables of all its processes.
@@ -69,7 +58,6 @@ class System:
     size_name: str = "1m"
     lab: Lab | None = None
     saves: bool = False
-    min_workers: int = MIN_WORKERS
 
     @property
     def size(self) -> Size:
@@ -87,7 +75,6 @@ class System:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": interface,
             SIZE_KEY: self.size_name,
-            MIN_WORKERS_KEY: str(self.min_workers),
             **compiled,
         }
 
@@ -175,8 +162,7 @@ class TorchftSystem(System):
         return f"lighthouse {tuned}; Manager({limit}, quorum_retries=3), asynchronous quorum"
 
     def command_coordinator(self) -> list[str]:
-        command = [str(TORCHFT_PYTHON.with_name("torchft_lighthouse"))]
-        command += ["--min_replicas", str(self.min_workers)]
+        command = [str(TORCHFT_PYTHON.with_name("torchft_lighthouse")), "--min_replicas", "2"]
         for name, value in LIGHTHOUSE_SETTINGS.items():
             command += [f"--{name}", str(value)]
         return [*command, "--bind", f"[::]:{self.port}"]
@@ -227,13 +213,13 @@ SIZED = ("crew", "crew-retry", "torchft")
 
 
 def build_system(
-    name: str, folder: Path, size: str = "1m", lab: Lab | None = None, **options: Any
+    name: str, folder: Path, size: str = "1m", lab: Lab | None = None, *, saves: bool = False
 ) -> System:
-    """Return a system on a port that is free now; options are further arguments of ``System``."""
+    """Return a system on a port that is free now."""
     (folder / "checkpoints").mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return SYSTEMS[name](name, probe.getsockname()[1], folder, size, lab, **options)
+        return SYSTEMS[name](name, probe.getsockname()[1], folder, size, lab, saves)
 
 
 def is_there(name: str) -> bool:

@@ -43,7 +43,7 @@ SIZES = {
     "125m": Size((4096, 8192, 8192, 3008), batch_size=2, pace_s=3.0, silence_s=30, average_s=90),
 }
 SIZE_KEY, ADDRESS_KEY, RETRIES_KEY = "SOAK_SIZE", "SOAK_ADDRESS", "SOAK_RETRIES"
-CHECKPOINTS_KEY, MIN_WORKERS_KEY = "SOAK_CHECKPOINTS", "SOAK_MIN_WORKERS"
+CHECKPOINTS_KEY = "SOAK_CHECKPOINTS"
 SIZE = SIZES[os.environ.get(SIZE_KEY, "1m")]
 ADDRESS = os.environ.get(ADDRESS_KEY, "127.0.0.1")
 """Of this worker, for the others."""
@@ -56,7 +56,7 @@ SAVE_EVERY = 20
 LR = 1e-4
 HEARTBEAT_S = 1
 """The same without heartbeats, where a system has them."""
-MIN_WORKERS, MAX_WORKERS = int(os.environ.get(MIN_WORKERS_KEY, "2")), 6
+MIN_WORKERS, MAX_WORKERS = 2, 6
 
 
 def build_model() -> nn.Sequential:
