@@ -244,7 +244,8 @@ bool Endpoint::drive(Lock& lock, std::chrono::nanoseconds limit) {
         const std::uint32_t what = events[static_cast<std::size_t>(k)].events;
         Peer& peer = peers_[number];
         if (peer.is_held && (what & (EPOLLHUP | EPOLLERR)) && peer.is_watched) {
-            // It has nothing to say until somebody wants its chunk.
+            // It has nothing to say until somebody wants its chunk; what it is sent fails now.
+            write(number);
             ::epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.socket, nullptr);
             peer.is_watched = false;
             continue;

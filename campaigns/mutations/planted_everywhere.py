@@ -36,6 +36,7 @@ from planted_overlap import OVERLAP
 from planted_protocol import PROTOCOL
 from planted_race import RACES
 from planted_reliability import RELIABILITY
+from planted_saves import SAVES
 from planted_sharded_local import SHARDED_LOCAL
 from planted_sharing import TOGETHER
 from planted_signals import SIGNALS
@@ -60,6 +61,7 @@ EVERYWHERE = (
     *TRIAL,
     *FEEDBACK,
     *STATES,
+    *SAVES,
     *TRAINERS,
     *SIGNALS,
     *INPUTS,

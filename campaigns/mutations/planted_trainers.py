@@ -115,8 +115,8 @@ TRAINERS = (
     Mutation(
         "refused loads: nothing is put back",
         "checkpoint/load.py",
-        "with all_or_nothing(model, *list_changing(*take_apart(optimizer)), scheduler):",
-        "with all_or_nothing():",
+        "undo = all_or_nothing(model, *list_changing(*take_apart(optimizer)), scheduler)",
+        "undo = all_or_nothing()",
         REFUSED,
     ),
     Mutation(

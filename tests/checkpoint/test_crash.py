@@ -13,6 +13,7 @@ import torch
 from checkpoint.runs import Run
 from cluster import WorkerDiedError, run_workers
 from distlion import errors, faults
+from distlion.checkpoint import writer
 from tiers import in_tiers
 
 pytestmark = pytest.mark.distributed
@@ -106,3 +107,25 @@ def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(errors.CheckpointError, match="file"):
         Run(2).save(tmp_path / "file" / "runs")
+
+
+def test_what_a_killed_save_left_is_gone_before_the_next_one_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would have no room on a small disk."""
+    left = [tmp_path / f"partial-step-000000000001-{nonce}" for nonce in ("a", "b")]
+    for folder in left:
+        folder.mkdir()
+        (folder / "model-00000.safetensors").write_bytes(b"half")
+    (tmp_path / f"{left[0].name}.latest").write_text("")
+    found = []
+
+    def look(path: Path, *_: object) -> None:
+        found.append(sorted(os.listdir(tmp_path)))
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(writer, "write_tensors", look)
+    with pytest.raises(errors.CheckpointError, match="No space left on device"):
+        Run(2).save(tmp_path)
+    assert [len(names) for names in found] == [1]
+    assert not list(tmp_path.iterdir())

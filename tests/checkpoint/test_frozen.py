@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import distlion
 from checkpoint.forging import PROCESS, forge_manifest, forge_tree
+from distlion.checkpoint import contents
 from distlion.checkpoint.folder import read_manifest
 from distlion.errors import CheckpointError
 
@@ -222,3 +223,29 @@ def test_a_momentum_of_another_dtype_is_refused_though_the_parameter_is_frozen(
     other.optimizer._precision = distlion.Precision(exp_avg=torch.bfloat16)
     with pytest.raises(CheckpointError, match=r"momentum in torch\.float32"):
         distlion.load_checkpoint(tmp_path, other.model, other.optimizer)
+
+
+def test_what_is_left_out_is_not_copied_for_a_save_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    copy_all = contents._copy
+
+    def note(tensors: Any) -> Any:
+        copied.extend(tensors)
+        return copy_all(tensors)
+
+    monkeypatch.setattr(contents, "_copy", note)
+    case = Case("virtual", distlion.MajorityVote(), is_frozen=True)
+    case.optimizer = distlion.VirtualCluster([case.model.second], workers=2)
+    for only_trained in (False, True):
+        copied.clear()
+        pending = distlion.save_checkpoint(
+            tmp_path, case.model, case.optimizer, async_=True, only_trained=only_trained
+        )
+        pending.wait()
+        assert ("first" in copied) != only_trained
+        assert "second" in copied
+    other = Case("virtual", distlion.MajorityVote(), is_frozen=True)
+    other.optimizer = distlion.VirtualCluster([other.model.second], workers=2)
+    distlion.load_checkpoint(tmp_path, other.model, other.optimizer)

@@ -91,6 +91,46 @@ def test_of_two_that_load_one_checkpoint_only_one_goes_on_in_a_folder(tmp_path: 
     refuse(tmp_path / "start", other)
 
 
+def test_a_folder_of_the_best_is_used_again_after_several_resumes(tmp_path: Path) -> None:
+    latest, best = tmp_path / "latest", tmp_path / "best"
+    first = save_one(latest)
+    first.save(best)
+    for step in range(1, 4):  # resumes that find nothing better
+        run = Run()
+        run.load(latest)
+        run.train(step, step + 1)
+        run.save(latest)
+    run.save(best)
+    again = Run()
+    again.load(latest)
+    again.save(best)
+    stranger = Run()
+    stranger.train(0, 6)
+    refuse(best, stranger)
+
+
+def test_of_two_descendants_only_one_goes_on_in_a_folder(tmp_path: Path) -> None:
+    save_one(tmp_path / "start")
+    runs = [Run(), Run()]
+    for number, run in enumerate(runs):
+        run.load(tmp_path / "start")
+        run.train(1, 2)
+        run.save(tmp_path / str(number))
+    children = [Run(), Run()]
+    for number, child in enumerate(children):
+        child.load(tmp_path / str(number))
+    children[0].save(tmp_path / "start")
+    refuse(tmp_path / "start", children[1])
+
+
+@pytest.mark.parametrize("continues", ["0" * 32, ["0"], [1], {"0" * 32: 1}])
+def test_forged_ancestors_are_damage(tmp_path: Path, continues: object) -> None:
+    save_one(tmp_path)
+    forge_manifest(tmp_path / FIRST, continues=continues)
+    with pytest.raises(CheckpointError, match=r"manifest\.json was damaged.*continues"):
+        Run().load(tmp_path)
+
+
 def test_a_run_goes_on_from_an_earlier_checkpoint_that_others_followed(tmp_path: Path) -> None:
     save_one(tmp_path)
     later = Run()

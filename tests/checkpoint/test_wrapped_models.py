@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import distlion
+from distlion.checkpoint.contents import collect
 from distlion.checkpoint.reader import find_wrappers
 from distlion.errors import CheckpointError
 
@@ -42,6 +44,42 @@ class Forward(nn.Module):
         return self._forward_module.load_state_dict(*args, **options)
 
 
+class Fused(nn.Module):
+    """A model whose state has two halves of one weight, and a buffer."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.both = nn.Parameter(torch.rand(4, 3))
+        self.register_buffer("scale", torch.rand(2))
+        self.register_state_dict_post_hook(type(self).split)
+        self.register_load_state_dict_pre_hook(type(self).join)
+
+    @staticmethod
+    def split(module: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
+        both = state.pop(f"{prefix}both")
+        state[f"{prefix}first"], state[f"{prefix}second"] = both[:2], both[2:]
+
+    @staticmethod
+    def join(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        halves = state.pop(f"{prefix}first"), state.pop(f"{prefix}second", torch.zeros(2, 3))
+        state[f"{prefix}both"] = torch.cat(halves)
+
+
+class Halved(Fused):
+    """The same, of whose weight the state has one half."""
+
+    @staticmethod
+    def split(module: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
+        state[f"{prefix}first"] = state.pop(f"{prefix}both")[:2]
+
+
+def wrap_inside(model: nn.Module) -> nn.Module:
+    """Wrap a layer as activation checkpointing does: its state has the layer's own names."""
+    model.module = checkpoint_wrapper(model.module)  # type: ignore[assignment]
+    return model
+
+
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "bare": lambda model: model,
     "compiled": torch.compile,  # type: ignore[dict-item]
@@ -68,6 +106,57 @@ def test_a_checkpoint_loads_whatever_is_around_the_model(
     for name, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
     assert float(temperatures[1].detach()) == 7.0
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    **{name: lambda seed, wrap=wrap: wrap(Tied(seed)) for name, wrap in WRAPPERS.items()},  # type: ignore[misc]
+    "checkpointed": lambda seed: wrap_inside(Tied(seed)),
+    "fused": Fused,
+    "halved": Halved,
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("options", [{}, {"async_": True}])
+def test_trained_weights_are_saved_under_whatever_name(
+    tmp_path: Path, make: Callable[[int], nn.Module], options: dict[str, Any]
+) -> None:
+    one, other = make(1), make(2)
+    for mine, theirs in zip(other.buffers(), one.buffers(), strict=True):
+        mine.copy_(theirs)  # is not trained, and so not saved
+    clusters = [make_cluster(model, nn.Parameter(torch.zeros(()))) for model in (one, other)]
+    distlion.save_checkpoint(tmp_path, one, clusters[0], only_trained=True, **options).wait()
+    distlion.load_checkpoint(tmp_path, other, clusters[1])
+    for mine, theirs in zip(other.parameters(), one.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_weights_that_votes_keep_equal_are_known_under_whatever_name(
+    make: Callable[[int], nn.Module],
+) -> None:
+    model, temperature = make(1), nn.Parameter(torch.zeros(()))
+    cluster = make_cluster(model, temperature)
+    contents = collect(model, cluster, None, None, cluster.momentum_ownership)
+    others = contents.model.keys() - contents.replicated
+    assert {name.rpartition(".")[2] for name in others} == {"scale"}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_the_common_point_is_saved_under_whatever_name(
+    make: Callable[[int], nn.Module],
+) -> None:
+    model = make(1)
+    local = distlion.LocalSteps(torch.optim.SGD(model.parameters(), lr=1.0), every=2)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    local.step()  # between two votes
+    votes = local.outer_optimizer
+    contents = collect(model, votes, None, None, votes.momentum_ownership, local)
+    for name, value in contents.model.items():
+        assert name not in start or torch.equal(value, start[name]), name
+    assert {name for name in start if not torch.equal(model.state_dict()[name], start[name])}
 
 
 def test_the_names_of_another_model_are_refused_as_before(tmp_path: Path) -> None:

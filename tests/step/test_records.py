@@ -9,16 +9,29 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import distlion
-from distlion import Agreement, Precision, Replicas, Timeouts
+from distlion import (
+    Agreement,
+    ClipNorm,
+    FeedbackVote,
+    MomentumSync,
+    Nodes,
+    Precision,
+    QuantizedVote,
+    Replicas,
+    Timeouts,
+)
 from distlion.crew import CrewLion
 from distlion.crew.lanes import OneLane
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.local.outer_step import OuterStep
 from distlion.step.arguments import CUT, FORMER
 from distlion.step.settings import Settings
+from distlion.virtual.members import make_roster
 
 RECORDS = (
     Replicas(),
@@ -53,6 +66,44 @@ WRONG: tuple[tuple[type, dict[str, Any], type[Exception], str], ...] = (
     (Timeouts, {"step_s": None}, UnsupportedTypeError, "step_s=None: expected a number"),
     (Timeouts, {"busy_s": "60"}, UnsupportedTypeError, "busy_s='60': expected a number"),
 )
+
+
+OF_NUMPY: tuple[Callable[[], tuple[object, object]], ...] = (
+    lambda: (Replicas(check_every=np.int64(8)), Replicas(check_every=8)),
+    lambda: (Agreement(every=np.int32(8)), Agreement(every=8)),
+    lambda: (MomentumSync(every=np.int64(8)), MomentumSync(every=8)),
+    lambda: (Nodes(ranks_per_node=np.int64(2)), Nodes(ranks_per_node=2)),
+    lambda: (ClipNorm(max_norm=np.float32(0.5)), ClipNorm(max_norm=0.5)),
+    lambda: (Timeouts(init_s=np.int64(9), step_s=np.float32(8)), Timeouts(init_s=9, step_s=8.0)),
+    lambda: (FeedbackVote(bits=np.int64(1)), FeedbackVote(bits=1)),
+    lambda: (
+        QuantizedVote(bits=np.int64(4), step=np.float32(0.5)),
+        QuantizedVote(bits=4, step=0.5),
+    ),
+    lambda: (
+        OuterStep(lr=np.float32(0.5), momentum=np.float64(0.5), nesterov=False),
+        OuterStep(lr=0.5, momentum=0.5, nesterov=False),
+    ),
+    lambda: (
+        Settings(bucket_elements=np.int64(9), seed=np.uint64(8), weight=np.int64(7)),
+        Settings(bucket_elements=9, seed=8, weight=7),
+    ),
+    lambda: (
+        make_roster(np.int64(2), weights=np.array([1, 2]), settings=Settings()),
+        make_roster(2, weights=[1, 2], settings=Settings()),
+    ),
+)
+
+
+@pytest.mark.parametrize("number", range(len(OF_NUMPY)))
+def test_numbers_of_numpy_are_kept_as_those_of_python(number: int) -> None:
+    given, expected = OF_NUMPY[number]()
+    assert repr(given) == repr(expected)  # workers compare the text of their settings
+
+
+def test_numpys_truth_is_no_number() -> None:
+    with pytest.raises(UnsupportedTypeError, match="check_every=True: expected an integer"):
+        Replicas(check_every=np.True_)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=repr)

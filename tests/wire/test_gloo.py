@@ -109,3 +109,21 @@ def test_worker_that_does_not_come_is_an_error_before_anything_leaves(kind: str)
     with pytest.raises(StepTimeoutError):
         begin(make_link(group), kind, LARGE)
     assert group.begun == [1]
+
+
+@KINDS
+def test_a_swap_of_some_members_changes_nothing_for_the_next_of_all(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member without a peer would meet the others alone otherwise."""
+    group, pair, chunk = Group(), Group(), torch.zeros(4, 1, dtype=torch.uint8)
+    monkeypatch.setattr(Gloo, "_pair", lambda *_: pair)
+    link = make_link(group)
+    swap = link.swap(chunk.clone(), chunk, peer=2, step=5)
+    assert pair.begun == [1]
+    many = begin(link, kind, LARGE)
+    assert group.begun == [1, LARGE]
+    swap.wait()
+    many.wait()
+    begin(link, kind, LARGE).wait()
+    assert group.begun == [1, LARGE, 1, LARGE]

@@ -14,12 +14,20 @@ from torch import Tensor
 from cluster import run_workers
 from distlion.errors import StepMismatchError, StepTimeoutError
 from distlion.wire import ByteCount, Transport
+from distlion.wire.gloo import LEAST_BYTES_TO_MEET
 from distlion.wire.groups import own_group
 from distlion.wire.tcp import link_over
 from distlion.wire.transport import Transfer
 from memory_link import Memory, connect_in_memory
 
 N_WORKERS, N_BYTES = 3, 70_000
+WIRES = pytest.mark.parametrize(
+    "wire",
+    [
+        "gloo",
+        pytest.param("tcp", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux")),
+    ],
+)
 Seen: TypeAlias = list[tuple[str, ByteCount, Tensor]]
 
 
@@ -86,13 +94,7 @@ def use_memory(ends: list[Memory]) -> list[Seen]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "wire",
-    [
-        "gloo",
-        pytest.param("tcp", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux")),
-    ],
-)
+@WIRES
 def test_both_carry_the_same_bytes_and_count_them_alike(wire: str) -> None:
     by_group = run_workers(use_group, N_WORKERS, wire)
     in_memory = use_memory(connect_in_memory(N_WORKERS))
@@ -140,3 +142,27 @@ def test_in_memory_another_collective_is_out_of_order() -> None:
     second.gather(None, row, step=8)
     with pytest.raises(StepMismatchError, match="members are at all-to-all and gather"):
         first.all_gather(out, row, step=8).wait()
+
+
+def vote_beside_a_swap(rank: int, world_size: int, wire: str) -> Tensor:
+    """Begin a large transfer of all while two of three members swap."""
+    assert dist.group.WORLD is not None
+    group = own_group(dist.group.WORLD, name=f"swaps of {wire}", timeout_s=30.0, wire=wire)
+    transport, swap = link_over(group, timeout_s=30.0), None
+    if rank != 1:
+        transport.connect(2 - rank)
+        swap = transport.swap(transport.empty(5), make_row(rank, 5), peer=2 - rank, step=1)
+    out = transport.empty(world_size, LEAST_BYTES_TO_MEET)
+    chunks = make_row(rank, world_size, LEAST_BYTES_TO_MEET)
+    transport.all_to_all(out, chunks, step=1).wait()
+    if swap is not None:
+        swap.wait()
+    return out
+
+
+@pytest.mark.distributed
+@WIRES
+def test_members_without_a_peer_are_in_step_with_those_that_swap(wire: str) -> None:
+    for rank, out in enumerate(run_workers(vote_beside_a_swap, N_WORKERS, wire)):
+        for sender, row in enumerate(out):
+            assert torch.equal(row, make_row(sender, N_WORKERS, LEAST_BYTES_TO_MEET)[rank])

@@ -8,6 +8,7 @@ from typing import Literal
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import FLOAT32_MAX
+from distlion.numpy_numbers import keep_as_python
 from distlion.step import check_choice, check_number
 from distlion_flower.ballot import RULES
 
@@ -54,6 +55,7 @@ class ServerSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "min_replies", "seed")
         check_choice("rule", self.rule, RULES)
         check_choice("weights", self.weights, ("examples", "equal"))
         if not callable(self.lr):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels import Coins
+from distlion.numpy_numbers import as_python
 from distlion_flower.ballot import Call, cast_ballot
 from distlion_flower.places import find_deltas
 from distlion_flower.refusals import Refusal
@@ -65,6 +66,7 @@ class VirtualClients:
         seed: int = 0,
         **settings: Any,
     ) -> None:
+        clients = as_python(clients)
         if not isinstance(clients, int) or isinstance(clients, bool):
             raise UnsupportedTypeError(f"clients={clients!r}: expected an integer")
         if clients < 1:

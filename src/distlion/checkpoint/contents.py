@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -62,11 +64,55 @@ def list_changing(votes: VotingBase, local: LocalSteps | None) -> list[Any]:
 def replace_by_common(model: nn.Module, local: LocalSteps, entries: dict[str, Tensor]) -> set[str]:
     """Replace this worker's parameters by the common point; return their names."""
     common = dict(local.list_pairs())
-    named = model.named_parameters(remove_duplicate=False)
-    replaced = {name: param for name, param in named if param in common and name in entries}
-    for name, param in replaced.items():
-        entries[name] = common[param].detach().to(param.device, param.dtype)
-    return set(replaced)
+    owners = find_owners(model, common, entries)
+    for name, param in owners.items():
+        value, entry = torch.empty_like(param), entries[name]  # with the parameter's strides
+        value.copy_(common[param].detach())
+        if _lies_inside(entry, param):
+            offset = (entry.data_ptr() - param.data_ptr()) // param.element_size()
+            value = value.as_strided(entry.shape, entry.stride(), offset)
+        entries[name] = value
+    return set(owners)
+
+
+def find_owners(
+    model: nn.Module, params: Iterable[Tensor], entries: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Find the entries of a model's state that are one of these parameters, or a part of one.
+
+    An entry has its parameter's name, or its memory: wrappers and hooks give other names, and may
+    cut a parameter.
+
+    Returns:
+        The parameter by the entry's name.
+    """
+    wanted = set(params)
+    # A tied weight has several names; its entry has one of them.
+    named = dict(model.named_parameters(remove_duplicate=False))
+    owners: dict[str, Tensor] = {}
+    placed = sorted((param for param in wanted if param.numel()), key=Tensor.data_ptr)
+    begins = [param.data_ptr() for param in placed]
+    for name, entry in entries.items():
+        if name in named and named[name] in wanted:
+            owners[name] = named[name]
+            continue
+        place = bisect_right(begins, entry.data_ptr()) - 1
+        if place >= 0 and _lies_inside(entry, placed[place]):
+            owners[name] = placed[place]
+    return owners
+
+
+def _lies_inside(entry: Tensor, param: Tensor) -> bool:
+    """Return whether the memory of a tensor is that of a parameter, or a part of it."""
+    own, whole = _describe(entry), _describe(param)
+    # Wrappers, such as quantized weights, are all at address 0.
+    if not entry.numel() or not entry.data_ptr() or own[2:] != whole[2:]:
+        return False
+    if not param.is_contiguous():  # other tensors may lie between its elements
+        return entry.data_ptr() == param.data_ptr() and own == whole
+    sizes = zip(entry.shape, entry.stride(), strict=True)
+    last = entry.data_ptr() + param.element_size() * sum((n - 1) * stride for n, stride in sizes)
+    return param.data_ptr() <= entry.data_ptr() and last < param.data_ptr() + param.nbytes
 
 
 def collect_local(
@@ -222,11 +268,11 @@ class Contents:
         """Return the SHA-256 of the optimizer's parameters: names, shapes, dtypes."""
         return digest_layout(self.tree["layout"])
 
-    def snapshot(self) -> Contents:
-        """Copy all tensors to host memory, so that training can go on."""
+    def snapshot(self, left_out: Set[str]) -> Contents:
+        """Copy all tensors but these of the model to host memory, so that training can go on."""
         return replace(
             self,
-            model=_copy(self.model),
+            model=_copy({name: self.model[name] for name in self.model if name not in left_out}),
             tensors=_copy(self.tensors),
             momenta={worker: _copy(row) for worker, row in self.momenta.items()},
         )
@@ -253,7 +299,9 @@ def collect(
     state = read_state(optimizer)
     tensors: dict[str, Tensor] = {}
     entries, aliases, others = _split_model(model)
-    held = _list_held(model, {**entries, **aliases}, entries.values())
+    voted = list_params(optimizer)
+    owners = find_owners(model, voted, entries)
+    outside = _list_outside(model, voted, entries, aliases, owners)
     tree = {
         "aliases": aliases,
         "others": encode_tree(others, "model", tensors),
@@ -277,18 +325,9 @@ def collect(
         tree[LOCAL_NAMES] = name_params(model, list_params(local))
         momenta[ownership.workers[0]] |= rows
         common = replace_by_common(model, local, entries)
-    voted = list_params(optimizer)
-    # A tied weight has several names; its entry has one of them.
-    named = list(model.named_parameters(remove_duplicate=False))
-    trained = set(voted)
-    replicated = {name for name, param in named if param in trained and name in entries} | common
-    for index, param in enumerate(voted):
-        if param not in held:
-            entries[f"{OUTSIDE}{index}"] = param.detach()
-            replicated.add(f"{OUTSIDE}{index}")
-    return Contents(
-        optimizer.committed_step, entries, frozenset(replicated), tree, tensors, momenta
-    )
+    entries |= outside
+    replicated = frozenset({*owners, *common, *outside})
+    return Contents(optimizer.committed_step, entries, replicated, tree, tensors, momenta)
 
 
 def check_kinds(model: object, scheduler: object) -> None:
@@ -340,13 +379,24 @@ def _split_model(
     return entries, aliases, others
 
 
-def _list_held(
-    model: nn.Module, names: Container[str], values: Iterable[Tensor]
-) -> set[nn.Parameter]:
-    """List the parameters in a model's state, under their own names or, by a hook, under others."""
-    addresses = {value.data_ptr() for value in values}
+def _list_outside(
+    model: nn.Module,
+    voted: Sequence[Tensor],
+    entries: Mapping[str, Tensor],
+    aliases: Mapping[str, str],
+    owners: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """List the optimizer's parameters of which the model's state lacks elements."""
+    n_found: Counter[Tensor] = Counter()
+    for name, param in owners.items():
+        n_found[param] += entries[name].numel()
     named = model.named_parameters(remove_duplicate=False)
-    return {param for name, param in named if name in names or param.data_ptr() in addresses}
+    called = {param for name, param in named if name in entries or name in aliases}
+    return {
+        f"{OUTSIDE}{index}": param.detach()
+        for index, param in enumerate(voted)
+        if param not in called and n_found[param] < max(1, param.numel())
+    }
 
 
 def _describe(tensor: Tensor) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,23 @@ def encode_latest(name: str) -> bytes:
     return f"{name} {zlib.crc32(name.encode()):08x}\n".encode()
 
 
-def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection[Path]) -> None:
-    """Remove leftovers of crashed saves, and all but the newest complete checkpoints.
+def remove_leftovers(root: Path, *, under_way: Collection[Path]) -> None:
+    """Remove what crashed saves have left, so that a small disk has room for the next one.
+
+    Args:
+        root: The run's folder.
+        under_way: Folders that saves of this process are still writing to.
+    """
+    busy = {folder.name for folder in under_way}
+    with contextlib.suppress(OSError):  # a folder that cannot be read fails the save itself
+        for entry in list(os.scandir(root)):
+            name = entry.name.removesuffix(f".{LATEST}")
+            if name.startswith(f"{PARTIAL}step-") and name not in busy:
+                discard(root / name)
+
+
+def prune(root: Path, *, keep_last: int | None, own: Path) -> None:
+    """Remove all but the newest complete checkpoints.
 
     A folder that cannot be removed stays, with a line in the log: the new checkpoint is safe.
 
@@ -149,16 +164,10 @@ def prune(root: Path, *, keep_last: int | None, own: Path, under_way: Collection
         root: The run's folder.
         keep_last: Number of checkpoints to keep; None for all.
         own: The newest, which stays.
-        under_way: Folders that saves of this process are still writing to.
     """
-    busy = {folder.name for folder in under_way}
+    if keep_last is None:
+        return
     try:
-        for entry in list(os.scandir(root)):
-            name = entry.name.removesuffix(f".{LATEST}")
-            if name.startswith(f"{PARTIAL}step-") and name not in busy:
-                discard(root / name)
-        if keep_last is None:
-            return
         # By age: a run that resumed from an earlier step leaves folders of later steps.
         others = [root / name for name in list_complete(root) if name != own.name]
         others.sort(key=_find_age)
@@ -265,6 +274,8 @@ class Manifest:
             holds the whole model, in the parts that its processes wrote.
         files: Each file by name.
         identity: Identity of the optimizer that saved it; "" in format 1.
+        continues: Identities of optimizers whose checkpoints that one had loaded, and of those that
+            they had. Written only where there are any.
         coins: Version of its coins. Written only from 2 on, so that earlier versions of distlion
             read what they can continue.
     """
@@ -281,12 +292,18 @@ class Manifest:
     leaders: list[int]
     files: dict[str, FileRecord]
     identity: str = ""
+    continues: list[str] = field(default_factory=list)
     coins: int = 1
 
     @property
     def n_voters(self) -> int:
         """Number of workers that voted, or of nodes, if there were any."""
         return self.workers // self.node_size
+
+    @property
+    def identities(self) -> frozenset[str]:
+        """Identities that whoever loads it may continue; "" in format 1."""
+        return frozenset({self.identity, *self.continues})
 
     @property
     def n_bytes(self) -> int:
@@ -307,6 +324,8 @@ class Manifest:
         content = asdict(self)
         if self.coins == 1:
             del content["coins"]
+        if not self.continues:
+            del content["continues"]
         return content
 
 
@@ -373,6 +392,10 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(f"{manifest.workers} workers in nodes of {manifest.node_size}")
     if not re.fullmatch("" if manifest.format == 1 else _IDENTITY, manifest.identity):
         raise ValueError(f"identity {manifest.identity!r}")
+    if type(manifest.continues) is not list or not all(
+        type(each) is str and _IDENTITY.fullmatch(each) for each in manifest.continues
+    ):
+        raise ValueError(f"continues {manifest.continues!r}")
     everybody = range(manifest.processes)
     if len(manifest.leaders) != manifest.processes or not set(manifest.leaders) <= set(everybody):
         raise ValueError(f"leaders {manifest.leaders!r}")

@@ -100,8 +100,9 @@ def load_checkpoint(
         loading = Loading(model, optimizer, scheduler, stack, on_world_change=on_world_change)
         loading.check(lambda: Path(path))
         loading.parse()
-        with all_or_nothing(model, *list_changing(*take_apart(optimizer)), scheduler):
-            return loading.apply()
+        undo = all_or_nothing(model, *list_changing(*take_apart(optimizer)), scheduler)
+        _, problem = attempt(lambda: stack.enter_context(undo))  # there may be no memory for it
+        return loading.apply(problem)
 
 
 class Loading:
@@ -175,21 +176,25 @@ class Loading:
         assert parsed is not None  # or all have raised
         self._parsed = parsed
 
-    def apply(self) -> LoadedCheckpoint:
+    def apply(self, problem: CheckpointError | None = None) -> LoadedCheckpoint:
         """Overwrite everything; the caller restores it if this fails.
+
+        Args:
+            problem: Error of this process since ``parse``; None for none.
 
         Raises:
             CheckpointError: Some process cannot; on all of them.
         """
         with self._ownership.meeting(CALL):
-            _, problem = attempt(self._overwrite)
+            if problem is None:
+                _, problem = attempt(self._overwrite)
             self._ownership.agree(CALL, problem)
         self._before = read_state(self._optimizer), list_loaded(self._optimizer)
         # Last, as it compares with all workers once more and can fail on all of them.
         self._optimizer.load_state_dict(self._parsed.optimizer)
         reader = self._reader
         newest = _find_newest(reader) or reader.manifest
-        loaded = frozenset({reader.manifest.identity, newest.identity})
+        loaded = reader.manifest.identities | newest.identities
         note_loaded(self._optimizer, list_loaded(self._optimizer) | loaded)
         manifest = reader.manifest
         step = manifest.step if self._local is None else self._local.local_step
@@ -219,7 +224,7 @@ class Loading:
 def _find_newest(reader: Reader) -> Manifest | None:
     try:
         return read_newest(reader.folder.parent)
-    except OSError:  # the folder above may be one that nobody may list
+    except (OSError, CheckpointError):  # the folder above may be one that nobody may list
         return None
 
 
@@ -269,15 +274,21 @@ def load_together(
         CheckpointError: Some process cannot load; on every rank, with nothing changed.
     """
     changing = [list_changing(*take_apart(optimizer)) for optimizer in optimizers]
-    with ExitStack() as stack, all_or_nothing(model, *chain(*changing), *kept):
+    with ExitStack() as stack:
         loadings = [
             Loading(model, optimizer, None, stack, on_world_change=on_world_change)
             for optimizer in optimizers
         ]
-        gate = _Gate(loadings)
+        gate, undo = _Gate(loadings), all_or_nothing(model, *chain(*changing), *kept)
         if not loadings:
+            with undo:
+                return load_rest(gate.check)
+
+        def load_framework() -> _Rest:
+            stack.enter_context(undo)
             return load_rest(gate.check)
-        rest, problem = attempt(lambda: load_rest(gate.check))
+
+        rest, problem = attempt(load_framework)
         gate.close(problem)
         for loading in loadings:
             loading.parse(problem)

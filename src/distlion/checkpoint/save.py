@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from distlion.errors import (
     UnsupportedTypeError,
 )
 from distlion.local.local_steps import LocalSteps
+from distlion.numpy_numbers import as_python
 from distlion.optim.base import VotingBase
 from distlion.peers.ownership import MomentumOwnership
 from distlion.signals import LISTEN_S
@@ -158,6 +160,7 @@ def save_checkpoint(
     """
     votes, local = take_apart(optimizer)
     ownership = ownership_of(votes)
+    keep_last = as_python(keep_last)
     if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
         raise InvalidArgumentError(f"keep_last={keep_last!r}: expected a number above 0, or None")
     finish_pending(votes)
@@ -176,8 +179,10 @@ def save_checkpoint(
         if local is not None:
             barrier.compare(local.progress.describe(), "local steps")
         shared = _find_shared(barrier, contents)
+        own = contents.model.keys() - shared.keys()
+        left_out = shared.keys() - contents.replicated if only_trained else set[str]()
         if async_:
-            contents = barrier.run(contents.snapshot)
+            contents = barrier.run(partial(contents.snapshot, left_out))
         writer = Writer(
             root,
             contents,
@@ -187,14 +192,14 @@ def save_checkpoint(
             identity=agree_on_identity(barrier, votes),
             loaded=list_loaded(votes),
             keep_last=keep_last,
-            only_trained=only_trained,
+            left_out=left_out,
             overwrite=overwrite,
         )
         pending = PendingCheckpoint(writer.write, in_background=async_)
         if async_:  # within: Ctrl-C at the end of the meeting must not lose it
             _pending[votes] = pending
     warn_if_unreadable()
-    _warn_of_differing(contents.model.keys() - shared.keys(), model, votes)
+    _warn_of_differing(own, model, votes)
     return pending
 
 
@@ -231,7 +236,7 @@ def prune_checkpoints(own: Path, optimizer: VotingBase | LocalSteps, *, keep_las
         keep_last: Number of checkpoints to keep.
     """
     if ownership_of(take_apart(optimizer)[0]).process in read_manifest(own).leaders:
-        prune(own.parent, keep_last=keep_last, own=own, under_way=())
+        prune(own.parent, keep_last=keep_last, own=own)
 
 
 def finish_pending(optimizer: VotingBase) -> None:

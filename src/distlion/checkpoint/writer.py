@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Set
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from distlion.checkpoint.folder import (
     discard,
     prune,
     publish,
+    remove_leftovers,
     write_file,
     write_pointer,
 )
@@ -48,7 +50,7 @@ class Writer:
         identity: The optimizer's identity, the same on all processes.
         loaded: The identities whose folder it may continue.
         keep_last: Complete checkpoints to keep; None for all.
-        only_trained: Whether to leave out shared tensors that are not trained.
+        left_out: Names of shared tensors to leave out, which ``contents`` need not have.
         overwrite: Whether to take over the folder of another optimizer.
     """
 
@@ -63,13 +65,12 @@ class Writer:
         identity: str,
         loaded: frozenset[str],
         keep_last: int | None,
-        only_trained: bool,
+        left_out: Set[str],
         overwrite: bool,
     ) -> None:
         self._root = root
         self._contents = contents
-        self._shared = shared
-        self._left_out = shared.keys() - contents.replicated if only_trained else set()
+        self._shared, self._left_out = shared, left_out
         self._ownership = ownership
         self._barrier = barrier
         self._identity, self._loaded = identity, loaded
@@ -77,7 +78,10 @@ class Writer:
         self._overwrite = overwrite
 
     def write(self) -> Path:
-        """Write: 1 make a folder, 2 see who shares it, 3 write, 4 seal, 5 publish, 6 prune."""
+        """Write: 1 make a folder, 2 see who shares it, 3 write, 4 seal, 5 publish, 6 prune.
+
+        What crashed saves have left is removed before anything is written.
+        """
         share, process = self._barrier.share, self._ownership.process
         # 1 make a folder
         nonce = share(None, nonce=os.urandom(8).hex())[0]["nonce"]
@@ -91,6 +95,8 @@ class Writer:
             rows = share(problem, leader=None if view is None else view[0])
             leaders = [int(row["leader"]) for row in rows]
             assert view is not None
+            if view[0] == process:
+                remove_leftovers(self._root, under_way=_under_way)
 
             # 3 write
             written, problem = attempt(lambda: self._write_files(folder, view))
@@ -121,7 +127,7 @@ class Writer:
         # 6 prune
         own = self._root / str(names[leaders[process]])
         if view[0] == process:
-            prune(self._root, keep_last=self._keep_last, own=own, under_way=_under_way)
+            prune(self._root, keep_last=self._keep_last, own=own)
             self._reached("pruned")
         return own
 
@@ -202,6 +208,7 @@ class Writer:
             leaders=leaders,
             files=files,
             identity=self._identity,
+            continues=sorted(self._loaded),
             coins=COINS,
         )
         write_file(folder / MANIFEST, manifest.encode())

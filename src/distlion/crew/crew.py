@@ -33,6 +33,7 @@ from distlion.crew.store import (
 )
 from distlion.errors import CrewError, InvalidArgumentError
 from distlion.local.local_steps import Inner
+from distlion.numpy_numbers import as_python
 from distlion.step.arguments import check_count, check_positive, check_seconds
 from distlion.step.lifecycle import name_error
 from distlion.step.newcomers import Newcomers, check_newcomers
@@ -211,6 +212,10 @@ class Crew:
         silence_s: float = SILENCE_S,
     ) -> None:
         parse_endpoint(endpoint)
+        min_workers, max_workers = as_python(min_workers), as_python(max_workers)
+        wait_timeout_s, silence_s = as_python(wait_timeout_s), as_python(silence_s)
+        store_timeout_s, store_wait_s = as_python(store_timeout_s), as_python(store_wait_s)
+        handover_rate, replay_steps = as_python(handover_rate), as_python(replay_steps)
         check_workers(min_workers, max_workers)
         check_newcomers(newcomers)
         if wait_timeout_s != math.inf:

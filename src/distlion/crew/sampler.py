@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distlion.step.arguments import as_python, check_count
+from distlion.numpy_numbers import as_python
+from distlion.step.arguments import check_count
 
 if TYPE_CHECKING:
     from distlion.crew.crew import Crew

@@ -67,7 +67,9 @@ def _load_triton(device_type: str) -> Kernels:
     gpu = importlib.import_module("distlion.kernels.gpu")
     if (device_type == "cpu") != gpu.IS_INTERPRETED:
         is_not = "is" if gpu.IS_INTERPRETED else "is not"
-        change = "unset it for CUDA" if gpu.IS_INTERPRETED else "set it, or unset DISTLION_KERNELS"
+        change = "unset it for CUDA"
+        if not gpu.IS_INTERPRETED:  # the host's part of each vote comes here too
+            change = "unset DISTLION_KERNELS, as Triton is the default for CUDA"
         raise KernelBackendError(
             f"Triton's kernels were asked for tensors on {device_type}, but TRITON_INTERPRET=1 "
             f"{is_not} set: interpreted kernels work on the CPU, compiled ones on CUDA; {change}, "

@@ -14,6 +14,7 @@ from distlion.failures import Status
 from distlion.kernels.coin import Coin
 from distlion.kernels.contract import Segment
 from distlion.kernels.dispatch import choose_kernels
+from distlion.numpy_numbers import keep_as_python
 from distlion.step.alone import step_alone
 from distlion.step.arguments import check_number, check_positive
 from distlion.step.bucket import Bucket
@@ -47,6 +48,7 @@ class OuterStep:
     nesterov: bool
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "lr", "momentum")
         check_positive("outer_lr", self.lr)
         if not 0 <= check_number("outer_momentum", self.momentum) < 1:
             raise InvalidArgumentError(f"outer_momentum={self.momentum}: expected it in [0, 1)")

@@ -22,6 +22,7 @@ from distlion.local.pairs import (
     undoing_groups,
 )
 from distlion.local.period import LocalPeriod
+from distlion.numpy_numbers import as_python
 from distlion.optim.arguments import label_params
 from distlion.optim.distributed_lion import DistributedLion
 from distlion.step.arguments import check_count
@@ -78,6 +79,7 @@ class LocalVotes:
         make: Callable[..., DistributedLion] = DistributedLion.with_stages,
         **options: Any,
     ) -> None:
+        every = as_python(every)
         check_count("every", every)
         self._inner, self.every = inner, every
         self._made_early = list_made(inner)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from distlion.errors import CheckpointError, DistlionError, OneWorkersStateWarning
+from distlion.numpy_numbers import as_python
 from distlion.optim.saved_groups import (
     WORKER_KEY,
     check_agreements,
@@ -23,7 +24,6 @@ from distlion.optim.saved_groups import (
     take_lions,
 )
 from distlion.step.agreement import export_agreement
-from distlion.step.arguments import as_python
 from distlion.step.gradients import warn_user
 from distlion.step.hyperparameters import read_step
 from distlion.step.param import is_dtensor

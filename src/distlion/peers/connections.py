@@ -26,6 +26,7 @@ class Connections:
 
     Attributes:
         wire: How its groups are connected.
+        lost_checkpoints: Whether a save in the background has failed on the group for checkpoints.
 
     Raises:
         InvalidArgumentError: ``DISTLION_WIRE`` names no transport, or a variable for own sockets
@@ -40,7 +41,7 @@ class Connections:
         self._inside: dist.ProcessGroup | None = None
         self._between: dist.ProcessGroup | None = None
         self._for_checkpoints: dist.ProcessGroup | None = None
-        self._n_checkpoint_groups = 0
+        self._n_checkpoint_groups, self.lost_checkpoints = 0, False
 
     def approach(self) -> None:
         """Make a group for the handshake, if the workers' own group cannot carry host memory.
@@ -117,8 +118,8 @@ class Connections:
         self._for_checkpoints = self._make_group(f"checkpoints {self._n_checkpoint_groups}")
 
     def disconnect_for_checkpoints(self) -> None:
-        """Free the group for checkpoints, which other ranks could not make."""
-        self._for_checkpoints = None
+        """Free the group for checkpoints, which some rank could not make, or has lost."""
+        self._for_checkpoints, self.lost_checkpoints = None, False
 
     def link_checkpoints(self, *, in_background: bool) -> Transport:
         """Return a link between all ranks on a group of its own, which waits for slow disks.
@@ -126,10 +127,10 @@ class Connections:
         In the background it has no watch, as the watch belongs to the thread of the steps.
         """
         assert self._for_checkpoints is not None  # they are connected
-        timeout_s = self._settings.timeouts.connect_s
+        timeouts = self._settings.timeouts
         if in_background:
-            return link_over(self._for_checkpoints, timeout_s=timeout_s)
-        return self._link(self._for_checkpoints, timeout_s)
+            return link_over(self._for_checkpoints, timeout_s=timeouts.group_s)
+        return self._link(self._for_checkpoints, timeouts.connect_s)
 
     def _link(
         self,

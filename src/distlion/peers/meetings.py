@@ -99,8 +99,11 @@ class Meetings:
             return
         self.meet(call, [], step=step)
         link = self._link()
-        own = json.dumps(["" if problem is None else str(problem), said])
+        lost = self._connections.lost_checkpoints
+        own = json.dumps(["" if problem is None else str(problem), said, lost])
         told = [json.loads(text) for text in ask_texts(link, own, step=step)]
+        if any(row[2] for row in told):  # a save in the background has failed on some rank
+            self._connections.disconnect_for_checkpoints()
         culprits, first = find_problem([row[0] for row in told])
         reason = f"on {name_ranks(culprits)}, and nothing was changed anywhere: {first}"
         if not culprits:

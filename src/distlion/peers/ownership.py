@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from distlion.errors import CheckpointError, ProcessGroupError, UnsupportedTypeError
+from distlion.errors import CheckpointError, ProcessGroupError, StepError, UnsupportedTypeError
 from distlion.peers.meetings import agree_alone
 from distlion.peers.session import Session
 from distlion.signals import deferred_signals
@@ -113,8 +113,19 @@ def find_ownership(session: Session, step: Callable[[], int]) -> MomentumOwnersh
     def open_channel(in_background: bool) -> Gather:
         if not session.connections.has_checkpoints:
             _connect(session, agree)
-        link = session.connections.link_checkpoints(in_background=in_background)
-        return lambda record: ask(link, record, step=step())
+        connections, now = session.connections, step()
+        link = connections.link_checkpoints(in_background=in_background)
+        if not in_background:
+            return lambda record: ask(link, record, step=step())
+
+        def gather(record: bytes) -> list[bytes]:
+            try:
+                return ask(link, record, step=now)  # the count of steps is the other thread's
+            except StepError:
+                connections.lost_checkpoints = True
+                raise
+
+        return gather
 
     return MomentumOwnership(
         workers=(ranks.rank,),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from distlion.errors import DisagreeingWorkersWarning, InvalidArgumentError
+from distlion.numpy_numbers import keep_as_python
 from distlion.step.arguments import check_choice, check_count
 from distlion.step.gradients import warn_user
 
@@ -49,6 +50,7 @@ class Agreement:
     on_disagreement: Literal["warn", "exclude"] = "warn"
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "every")
         check_count("Agreement.every", self.every, or_none=True)
         check_choice("Agreement.on_disagreement", self.on_disagreement, ("warn", "exclude"))
         if self.excludes and self.every is None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
 from distlion.kernels.contract import FLOAT32_MAX
+from distlion.numpy_numbers import as_python
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,11 +53,6 @@ def refusing_former(make: Callable[P, T]) -> Callable[P, T]:
         return make(*args, **options)
 
     return checked
-
-
-def as_python(value: Any) -> Any:
-    """Return a number of numpy as Python's, and anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_number(name: str, value: Any) -> float:

@@ -20,6 +20,7 @@ from distlion.errors import (
     StepTimeoutError,
     UnsupportedTypeError,
 )
+from distlion.numpy_numbers import as_python
 from distlion.signals import deferred_signals
 from distlion.step.arguments import check_seconds
 from distlion.step.param import is_dtensor, view_row
@@ -104,6 +105,7 @@ def average_buffers(
             f"model is a {type(model).__name__}; expected the torch.nn.Module whose buffers become "
             "equal"
         )
+    timeout_s, busy_timeout_s = as_python(timeout_s), as_python(busy_timeout_s)
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s)
     check_seconds("busy_timeout_s", busy_timeout_s)

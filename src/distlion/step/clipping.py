@@ -10,6 +10,7 @@ from typing import Literal
 from distlion.errors import UnsupportedTypeError
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Segment
 from distlion.kernels.dispatch import choose_kernels
+from distlion.numpy_numbers import keep_as_python
 from distlion.step.arguments import check_choice, check_positive
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import NoteNorm, StepInputs
@@ -58,6 +59,7 @@ class ClipNorm:
     scope: Literal["worker", "global"] = "worker"
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "max_norm")
         if isinstance(self.max_norm, bool) or not isinstance(self.max_norm, int | float):
             raise UnsupportedTypeError(f"ClipNorm(max_norm={self.max_norm!r}): expected a number")
         check_positive("ClipNorm.max_norm", self.max_norm)

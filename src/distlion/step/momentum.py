@@ -15,6 +15,7 @@ from distlion.failures import Status
 from distlion.kernels.contract import Segment
 from distlion.kernels.reference import Kernels
 from distlion.layout import FLOAT_BYTES, BucketShape, shape_momenta
+from distlion.numpy_numbers import keep_as_python
 from distlion.step.arguments import check_count
 from distlion.step.bucket import Bucket, run_all
 from distlion.step.param import VotingParam
@@ -63,6 +64,7 @@ class MomentumSync:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "every")
         check_count("MomentumSync.every", self.every)
         if self.dtype not in SYNC_DTYPES:
             raise InvalidArgumentError(

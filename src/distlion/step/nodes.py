@@ -16,6 +16,7 @@ from distlion.failures import Status
 from distlion.kernels.coin import Coin, Coins
 from distlion.kernels.contract import SCALE_BLOCK_ELEMENTS, Coefficients, Segment
 from distlion.layout import BucketLayout, Slot, shape_node
+from distlion.numpy_numbers import keep_as_python
 from distlion.step.arguments import check_count
 from distlion.step.bucket import Bucket
 from distlion.step.cut_matrices import CutMatrices
@@ -56,6 +57,7 @@ class Nodes:
     ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "ranks_per_node")
         check_count("Nodes.ranks_per_node", self.ranks_per_node, or_none=True)
 
     def resolve(self, world_size: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from distlion.numpy_numbers import keep_as_python
 from distlion.step.arguments import check_choice, check_count
 
 
@@ -31,5 +32,6 @@ class Replicas:
     on_mismatch: Literal["raise", "repair"] = "raise"
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "check_every")
         check_count("Replicas.check_every", self.check_every, or_none=True)
         check_choice("Replicas.on_mismatch", self.on_mismatch, ("raise", "repair"))

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.numpy_numbers import keep_as_python
 from distlion.step.agreement import Agreement
 from distlion.step.arguments import check_choice, check_count, check_record
 from distlion.step.clipping import ClipNorm
@@ -44,6 +45,7 @@ class Settings:
     weight: int = 1
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "bucket_elements", "seed", "weight")
         if self.exchange != "auto" and not isinstance(self.exchange, Exchange):
             raise UnsupportedTypeError(
                 f"exchange={self.exchange!r}: expected 'auto', or one of {list_patterns()}"

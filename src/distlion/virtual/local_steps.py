@@ -18,6 +18,7 @@ from distlion.local.local_steps import Inner, check_inner
 from distlion.local.outer_step import OuterStage, OuterStep
 from distlion.local.pairs import Pairs, copy_to_common, set_deltas, take_common
 from distlion.local.write_check import WriteCheck
+from distlion.numpy_numbers import as_python
 from distlion.optim.arguments import check_params, list_params, resolve_names
 from distlion.step.agreement import Agreement
 from distlion.step.arguments import check_count, refusing_former
@@ -106,8 +107,8 @@ class VirtualLocalSteps:
         group = {"params": list_params(params)}
         self._names, self._stage = resolve_names(group, 0, has_names=False)
         check_params(self._stage, self._names, known={})
+        self._every = every = as_python(every)
         check_count("every", every)
-        self._every = every
         step = OuterStep(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         self._make_inner, own = make_inner, self._copy_params()
         inner = self._check_inner(make_inner(own))

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.numpy_numbers import as_python
 from distlion.step.newcomers import Newcomers, begin_momentum
 from distlion.step.settings import Settings
 from distlion.votes.roster import Roster
@@ -28,6 +29,7 @@ def make_roster(workers: int, weights: Sequence[int] | None, settings: Settings)
         InvalidArgumentError: A number is out of range, or weights do not fit a setting.
         UnsupportedTypeError: A number is not an integer.
     """
+    workers = as_python(workers)
     if not isinstance(workers, int) or isinstance(workers, bool):
         raise UnsupportedTypeError(f"workers={workers!r}: expected an integer")
     if not 1 <= workers <= MAX_WORKERS:

@@ -16,6 +16,7 @@ from distlion.kernels.contract import ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes, count_estimates
 from distlion.kernels.reference import Kernels
 from distlion.layout import BLOCK_WORDS, WORD_ELEMENTS, BucketLayout
+from distlion.numpy_numbers import keep_as_python
 from distlion.votes.aggregation import Aggregation
 from distlion.votes.bucket_vote import BucketVote, WorkerState
 from distlion.votes.roster import Roster
@@ -65,6 +66,7 @@ class FeedbackVote(Aggregation):
     bits: int = 2
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "bits")
         given = f"{type(self).__name__}(bits={self.bits!r})"
         if not isinstance(self.bits, int) or isinstance(self.bits, bool):
             raise UnsupportedTypeError(f"{given}: expected an integer")

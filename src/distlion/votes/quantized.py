@@ -13,6 +13,7 @@ from distlion.kernels.coin import Coins
 from distlion.kernels.contract import FLOAT32_MAX, ReplyFormat, Segment, VoteFormat
 from distlion.kernels.counting import BlockVotes
 from distlion.kernels.reference import Kernels
+from distlion.numpy_numbers import keep_as_python
 from distlion.votes.aggregation import Aggregation
 
 MAX_BITS = 8
@@ -58,6 +59,7 @@ class QuantizedVote(Aggregation):
     step: float | None = None
 
     def __post_init__(self) -> None:
+        keep_as_python(self, "bits", "step")
         if not isinstance(self.bits, int) or isinstance(self.bits, bool):
             raise UnsupportedTypeError(f"QuantizedVote(bits={self.bits!r}): expected an integer")
         if not 1 <= self.bits <= MAX_BITS:

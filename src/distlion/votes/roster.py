@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distlion.errors import InvalidArgumentError, UnsupportedTypeError
+from distlion.numpy_numbers import as_python, keep_as_python
 
 MOST_EPOCHS = 1 << 32
 """The epoch takes 32 bits in a frame."""
@@ -45,7 +46,8 @@ class Roster:
 
     def __post_init__(self) -> None:
         for name in ("ids", "owners", "weights"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, tuple(map(as_python, getattr(self, name))))
+        keep_as_python(self, "epoch")
         for number in (*self.ids, *self.owners, *self.weights, self.epoch):
             if not isinstance(number, int) or isinstance(number, bool):
                 raise UnsupportedTypeError(f"a roster has the number {number!r}; expected integers")

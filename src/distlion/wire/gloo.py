@@ -62,6 +62,7 @@ class GlooTransfer:
         sent: The bytes that it sends.
         step: The step that errors name; None for none.
         what: Its name in errors.
+        is_common: Whether all members of the link begin it.
 
     Raises:
         PeerLostError: A peer's connection closed.
@@ -78,8 +79,10 @@ class GlooTransfer:
         *,
         step: int | None,
         what: str,
+        is_common: bool = True,
     ) -> None:
         self._link, self._step, self._what = link, step, what
+        self._is_common = is_common
         self._work: dist.Work | SocketWork | None = None
         self._is_starting = True
         _under_way.add(self)
@@ -90,7 +93,7 @@ class GlooTransfer:
         finally:
             self._is_starting = False
         self._start_s = time.monotonic()
-        link.n_under_way += 1
+        link.n_under_way += is_common
         # One call fewer than a sum of two counts, as every step does it.
         before = link.counted
         link.counted = ByteCount(
@@ -133,7 +136,7 @@ class GlooTransfer:
                 raise link.failure("silent", self._step, how)
             if self in _under_way:
                 _under_way.discard(self)
-                link.n_under_way -= 1
+                link.n_under_way -= self._is_common
             # Bytes that others sent before they gave this worker up may wait in its sockets.
             if watch is not None and watch.is_given_up(link.timeout_s, link.among):
                 how = f"this worker came too late to the {self._what}"
@@ -187,7 +190,8 @@ class Gloo:
         process_group: The members; this process is one of them.
         timeout_s, busy_timeout_s: The arguments.
         among: The members' ranks if they act as one; else None.
-        n_under_way: Number of collectives that have begun and were not waited for.
+        n_under_way: Number of collectives of all members that have begun and were not waited for.
+            It is the same on all of them, where they begin the next one.
 
     Raises:
         ProcessGroupError: The group cannot carry them.
@@ -312,7 +316,8 @@ class Gloo:
         start = partial(group.alltoall_base, out, chunk, *sizes)
         sent = ByteCount(chunk.nbytes, out.nbytes, int(chunk.nbytes > 0))
         what = f"swap with rank {self.ranks[peer]}"
-        return GlooTransfer(self, start, sent, step=step, what=what)
+        # Some members may have no peer.
+        return GlooTransfer(self, start, sent, step=step, what=what, is_common=False)
 
     def broadcast(self, tensor: Tensor, *, step: int | None, source: int = 0) -> GlooTransfer:
         options = _from(source, dist.BroadcastOptions())

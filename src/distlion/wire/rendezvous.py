@@ -46,6 +46,7 @@ _MOST_AT_ONCE = 32
 """Connections taken in a row, so that those taken before are read meanwhile."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Until a member that closed a connection is dialed again: as it does of the oldest of many."""
+_SIGN_OF_LIFE_S = 60
 _LONGEST_WAIT_S = 1e6
 """epoll counts milliseconds in 32 bits: 24 days at most, and a limit of a step may be longer."""
 _Wait = tuple[socket.socket | None, int, float]
@@ -168,7 +169,7 @@ class _Meeting:
         """Ask who has connected, and take the connection of a member that proves to be one."""
         asked, is_welcome = b"", False
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _prepare(connection)
             while len(asked) < _ASKED_BYTES:
                 yield connection, selectors.EVENT_READ, math.inf
                 more = connection.recv(_ASKED_BYTES - len(asked))
@@ -261,7 +262,7 @@ def _greet(
     heard = b""
     try:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _prepare(connection)
         with suppress(BlockingIOError):
             connection.connect(where)
         yield connection, selectors.EVENT_WRITE, until_s
@@ -281,6 +282,13 @@ def _greet(
     finally:
         if heard != answer:
             connection.close()
+
+
+def _prepare(connection: socket.socket) -> None:
+    """Send small messages at once, and a sign of life in long pauses, as firewalls forget them."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SIGN_OF_LIFE_S)
 
 
 def _has_ended(connection: socket.socket) -> bool:

@@ -1,0 +1,90 @@
+"""Bugs in saves: what is known as trained, who goes on in a folder, and slow or small disks."""
+
+from __future__ import annotations
+
+from planted import Mutation
+
+WRAPPED = ("checkpoint/test_wrapped_models.py",)
+BEHIND = ("distributed/test_checkpoints_behind.py",)
+
+SAVES = (
+    Mutation(
+        "a trained weight is known by its name alone",
+        "checkpoint/contents.py",
+        "if place >= 0 and _lies_inside(entry, placed[place]):",
+        "if False:",
+        WRAPPED,
+    ),
+    Mutation(
+        "half of a weight in a model's state is taken for all of it",
+        "checkpoint/contents.py",
+        "n_found[param] < max(1, param.numel())",
+        "not n_found[param]",
+        WRAPPED,
+    ),
+    Mutation(
+        "a part of the common point is taken from its beginning",
+        "checkpoint/contents.py",
+        "value = value.as_strided(entry.shape, entry.stride(), offset)",
+        "value = value.as_strided(entry.shape, entry.stride())",
+        WRAPPED,
+    ),
+    Mutation(
+        "a checkpoint forgets whose work its optimizer went on from",
+        "checkpoint/writer.py",
+        "continues=sorted(self._loaded),",
+        "",
+        ("checkpoint/test_identity.py",),
+    ),
+    Mutation(
+        "what a killed save left stays until another one succeeds",
+        "checkpoint/writer.py",
+        "                remove_leftovers(self._root, under_way=_under_way)\n",
+        "                pass\n",
+        (
+            "checkpoint/test_crash.py::test_what_a_killed_save_left_is_gone_before_the_next_one_writes",
+        ),
+    ),
+    Mutation(
+        "connections that a save in the background has lost are used again",
+        "peers/meetings.py",
+        "if any(row[2] for row in told):",
+        "if False:",
+        BEHIND,
+    ),
+    Mutation(
+        "a rank reconnects for checkpoints only where it has lost them itself",
+        "peers/meetings.py",
+        "if any(row[2] for row in told):",
+        "if lost:",
+        BEHIND,
+    ),
+    Mutation(
+        "a save in the background looks at the count of steps",
+        "peers/ownership.py",
+        "return ask(link, record, step=now)",
+        "return ask(link, record, step=step())",
+        BEHIND,
+    ),
+    Mutation(
+        "a rank without memory for a load leaves the others waiting",
+        "checkpoint/load.py",
+        "_, problem = attempt(lambda: stack.enter_context(undo))",
+        "problem = stack.enter_context(undo)",
+        BEHIND,
+    ),
+    Mutation(
+        "swaps of some members count as transfers of all",
+        "wire/gloo.py",
+        "what=what, is_common=False)",
+        "what=what)",
+        ("wire/test_gloo.py", "wire/test_transports.py"),
+    ),
+    Mutation(
+        "numbers of numpy stay in records",
+        "numpy_numbers.py",
+        "object.__setattr__(record, name, as_python(getattr(record, name)))",
+        "as_python(getattr(record, name))",
+        ("step/test_records.py",),
+    ),
+)
