@@ -1,4 +1,4 @@
-"""Bugs in saves: what is known as trained, who goes on in a folder, and slow or small disks."""
+"""Bugs in saves, and in what else is done once: trained weights' names, slow disks, first steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from planted import Mutation
 
 WRAPPED = ("checkpoint/test_wrapped_models.py",)
 BEHIND = ("distributed/test_checkpoints_behind.py",)
+JOINING = ("crew/test_joining.py::test_a_newcomer_catches_up_while_the_others_train",)
 
 SAVES = (
     Mutation(
@@ -79,6 +80,20 @@ SAVES = (
         "what=what, is_common=False)",
         "what=what)",
         ("wire/test_gloo.py", "wire/test_transports.py"),
+    ),
+    Mutation(
+        "members of a crew look at their gradients again in each epoch",
+        "peers/session.py",
+        "GradientWatch() if earlier is None else earlier.gradients",
+        "GradientWatch()",
+        JOINING,
+    ),
+    Mutation(
+        "the others wait for a newcomer's look at its gradients",
+        "crew/catch_up.py",
+        "self._optimizer.session.gradients.trust()",
+        "pass",
+        JOINING,
     ),
     Mutation(
         "numbers of numpy stay in records",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,25 @@ from crews import (
 )
 from distlion import faults
 from distlion.crew import CrewLion
+from distlion.kernels import Kernels, Segment
+from distlion.step import bucket, gradients
 from failures import count_looks_as_time, note_extensions
 
 GOAL = 100
 RATE = 8 * 256 / 0.03
 """Bits a second: the model takes many steps to come."""
+
+
+def note_looks() -> list[int]:
+    """Return a list that grows when this worker looks at its gradients, to compare them."""
+    looks: list[int] = []
+
+    def look(kernels: Kernels, segments: Sequence[Segment]) -> torch.Tensor:
+        looks.append(len(segments))
+        return gradients.look_at_gradients(kernels, segments)
+
+    bucket.look_at_gradients = look  # type: ignore[attr-defined]
+    return looks
 
 
 def join_late(rank: int, size: int, port: int, name: str, admits: bool) -> dict[str, Any]:
@@ -43,6 +57,7 @@ def join_late(rank: int, size: int, port: int, name: str, admits: bool) -> dict[
     said = collect_log()
     crew = make_crew(port, min_workers=2, max_workers=size, handover_rate=RATE)
     momenta: list[torch.Tensor] = []
+    looked_at = note_looks()
 
     def note(optimizer: CrewLion) -> None:
         if optimizer.committed_step == STRUCK_AT:
@@ -56,7 +71,7 @@ def join_late(rank: int, size: int, port: int, name: str, admits: bool) -> dict[
 
     options = {"size": size - 1, "goal": GOAL, "each": note, "admits": admits}
     result = train(crew, OPTIONS[name], seed=rank, **options)
-    return {**result, "momentum": momenta[0], "said": said}
+    return {**result, "momentum": momenta[0], "said": said, "looks": len(looked_at)}
 
 
 def check_joined(results: list[dict[str, Any]]) -> str:
@@ -83,6 +98,8 @@ def test_a_newcomer_catches_up_while_the_others_train(admits: bool) -> None:
         assert result["given_up"] == (0 if admits else 1)  # backward passes
     assert not results[-1]["momentum"].any()
     assert results[0]["momentum"].any()
+    # Gradients differ, so the members looked at them once; all would wait for a newcomer's look.
+    assert [result["looks"] for result in results] == [1, 1, 0]
 
 
 def compute_late(rank: int, size: int, port: int) -> dict[str, Any]:
