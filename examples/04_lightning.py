@@ -25,6 +25,7 @@ parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--folder", default="runs/lightning", help="of checkpoints")
 parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
 args = parser.parse_args()
+folder = f"{args.folder}/{'before' if args.before else 'votes'}"
 
 digits = load_digits()
 images = torch.tensor(digits.data, dtype=torch.float32) / 16
@@ -57,7 +58,8 @@ trainer = lightning.Trainer(
     num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # machines of torchrun
     max_epochs=args.epochs,
     gradient_clip_val=1.0,
-    callbacks=[ModelCheckpoint(args.folder, save_last=True)],
+    # Without versions, last.ckpt is always the latest one.
+    callbacks=[ModelCheckpoint(folder, save_last=True, enable_version_counter=False)],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,
@@ -67,7 +69,7 @@ trainer.fit(
     module,
     DataLoader(TensorDataset(images[:1500], labels[:1500]), batch_size=16, shuffle=True),
     DataLoader(TensorDataset(images[1500:], labels[1500:]), batch_size=32),
-    ckpt_path=f"{args.folder}/last.ckpt" if args.resume else None,
+    ckpt_path=f"{folder}/last.ckpt" if args.resume else None,
 )
 if trainer.is_global_zero:
     print(f"test accuracy {trainer.callback_metrics['accuracy']:.3f}")

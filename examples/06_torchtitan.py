@@ -4,11 +4,12 @@
     torchrun --nproc-per-node 2 examples/06_torchtitan.py --before   # before: HSDP and AdamW
 
 Both train a small Llama to continue handwritten digits, given as sentences of 64 pixels and a
-label. They resume from a checkpoint if they find one. ``torchtitan_votes.py`` is a file to copy.
-torchtitan imports Triton, on CPUs too: ``pip install triton``.
+label, and resume from a checkpoint of their own if there is one. ``torchtitan_votes.py`` is a file
+to copy. torchtitan imports Triton, on CPUs too: ``pip install triton``.
 """
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -127,7 +128,7 @@ def configure(args: argparse.Namespace) -> Trainer.Config:
         tokenizer=NoTokenizer.Config(),
         loss=CrossEntropyLoss.Config(),
         metrics=MetricsProcessor.Config(log_freq=10),
-        dump_folder=args.folder,
+        dump_folder=os.path.join(args.folder, "before" if args.before else "votes"),
     )
 
 

@@ -34,6 +34,7 @@ parser.add_argument("--precision", default="32-true", help="or bf16-mixed, 16-mi
 parser.add_argument("--folder", default="runs/images", help="of checkpoints")
 parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
 args = parser.parse_args()
+folder = f"{args.folder}/{'before' if args.before else 'votes'}"
 
 
 def make_pictures(number, seed):
@@ -141,7 +142,13 @@ trainer = lightning.Trainer(
     max_steps=args.steps,
     callbacks=[
         *([] if args.before else [AverageBuffers()]),
-        ModelCheckpoint(args.folder, monitor="accuracy", mode="max", save_last=True),
+        ModelCheckpoint(
+            folder,
+            monitor="accuracy",
+            mode="max",
+            save_last=True,
+            enable_version_counter=False,  # last.ckpt is always the latest one
+        ),
     ],
     logger=False,
     enable_progress_bar=False,
@@ -152,7 +159,7 @@ trainer.fit(
     module,
     DataLoader(make_pictures(args.pictures, seed=1), batch_size=32, shuffle=True, drop_last=True),
     DataLoader(make_pictures(512, seed=2), batch_size=64),
-    ckpt_path=f"{args.folder}/last.ckpt" if args.resume else None,
+    ckpt_path=f"{folder}/last.ckpt" if args.resume else None,
 )
 if trainer.is_global_zero:
     n_parameters = sum(param.numel() for param in module.parameters())

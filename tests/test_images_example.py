@@ -23,6 +23,9 @@ STEPS = 6
 
 def test_two_machines_train_validate_and_save_alike(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
+    last = tmp_path / "runs" / "votes" / "last.ckpt"
+    last.parent.mkdir(parents=True)
+    last.write_bytes(b"of an earlier run")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     script = [str(SCRIPT), "--num-nodes=2", "--width=4", "--pictures=192", f"--steps={STEPS}"]
@@ -46,4 +49,5 @@ def test_two_machines_train_validate_and_save_alike(tmp_path: Path) -> None:
     n_parameters, n_bytes = (int(each.replace(",", "")) for each in found)
     assert n_parameters / 8 < n_bytes < 3 * n_parameters / 8
     assert "DifferingModelsWarning" not in errors + more_errors
-    assert (tmp_path / "runs" / "last.ckpt").exists()
+    assert last.read_bytes() != b"of an earlier run"
+    assert not (last.parent / "last-v1.ckpt").exists()  # --resume reads last.ckpt

@@ -131,9 +131,10 @@ def train(
         torch.manual_seed(step * workers.size + workers.rank)
         for micro_step in range(1, numbers.accumulation + 1):
             is_last = micro_step == numbers.accumulation
-            with nullcontext() if is_last else optimizer.no_sync(), workers.autocast:
-                loss = loss_of(model, next(mine)) / numbers.accumulation
-            loss.backward()
+            with nullcontext() if is_last else optimizer.no_sync():
+                with workers.autocast:
+                    loss = loss_of(model, next(mine)) / numbers.accumulation
+                loss.backward()
         if numbers.clip:
             nn.utils.clip_grad_norm_(model.parameters(), numbers.clip)
         optimizer.step()

@@ -170,16 +170,18 @@ def list_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 def test_example_trains_and_resumes_under_torchtitans_trainer(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="torchtitan's models import Triton")
+    before = run_example("--before", "--steps=6", "--save-every=6", f"--folder={tmp_path}")
+    assert "bytes sent" not in before
     printed = run_example("--steps=12", "--save-every=6", f"--folder={tmp_path}")
     n_params = 2_753_792
     (sent,) = re.findall(r"bytes sent in a step (\d+)", printed)
     assert n_params / 8 < int(sent) < 2 * n_params / 8
     (loss,) = re.findall(r"test loss (\d\.\d+)", printed)
     assert float(loss) < 6  # begins with 7.7
-    straight = read(tmp_path / "checkpoint" / "step-12")
-    (tmp_path / "checkpoint" / "step-12").rename(tmp_path / "straight")
+    straight = read(tmp_path / "votes" / "checkpoint" / "step-12")
+    (tmp_path / "votes" / "checkpoint" / "step-12").rename(tmp_path / "straight")
     run_example("--steps=12", "--save-every=6", f"--folder={tmp_path}")
-    resumed = read(tmp_path / "checkpoint" / "step-12")
+    resumed = read(tmp_path / "votes" / "checkpoint" / "step-12")
 
     assert straight.keys() == resumed.keys()
     momenta = [key for key in straight if key.endswith(".exp_avg")]

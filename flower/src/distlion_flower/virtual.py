@@ -50,7 +50,8 @@ class VirtualClients:
         client that has ever voted. Clients that do not vote take no memory.
 
     Example:
-        >>> clients = distlion.VirtualClients(model.named_parameters(), clients=1000, lr=0.3)
+        >>> params = model.named_parameters()
+        >>> clients = distlion_flower.VirtualClients(params, clients=1000, lr=0.3)
         >>> for _ in range(rounds):
         ...     for client in clients.draw(50):
         ...         train_locally(model, data_of[client])

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from distlion.wire import LinkModel
 from distlion_lab.cli import app
+from distlion_lab.planning.accelerator import Accelerators
 from distlion_lab.planning.bench import KernelRates
 from distlion_lab.planning.checkup import Checkup
 from distlion_lab.planning.link_probe import LinkProbe
@@ -17,6 +18,7 @@ WORKER = WorkerReport(
     host="a",
     cpu="some processor",
     cores=8,
+    affinity="ff",
     threads=1,
     interface="lo",
     loopback=False,
@@ -83,6 +85,33 @@ def test_congestion_control_that_differs_between_ranks_is_named_for_each(monkeyp
     text = show(monkeypatch, 3, controls=("bbr", "cubic", ""))
     (line,) = [line for line in text.splitlines() if line.startswith("TCP")]
     assert "bbr on rank 0, cubic on rank 1, unknown on rank 2. " in line
+
+
+def show_beside(monkeypatch, missing, workers=2):
+    found = Accelerators((), "13.0", "3.7", missing, "")
+    monkeypatch.setattr("distlion_lab.cli.doctor.find_accelerators", lambda: found)
+    return show(monkeypatch, workers)
+
+
+def test_beside_a_gpu_the_forecast_is_said_to_be_for_cpus(monkeypatch):
+    text = show_beside(monkeypatch, missing="")
+    (said,) = [line for line in text.splitlines() if "for training on these CPUs" in line]
+    assert text.index(said) < text.index("for 1e+08 parameters")
+    (command,) = [line for line in text.splitlines() if line.startswith("distlion plan ")]
+    words = command.split()
+    assert words.pop() == "NAME"
+    planned = CliRunner().invoke(app, [*words[1:], "h100", "--json"])
+    assert planned.exit_code == 0, planned.stderr
+    scenario = json.loads(planned.stdout)["scenario"]
+    assert [scenario[name] for name in ("n_params", "nodes", "compute_s")] == [10**8, 2, 0.5]
+    # The command has three digits of the line's rate, in which headers travel too.
+    assert scenario["link"]["rate_bit_per_s"] == pytest.approx(LINKS[0].rate_bit_per_s, rel=0.005)
+    assert scenario["link"]["latency_s"] == pytest.approx(LINKS[0].latency_s)
+
+
+def test_without_a_gpu_or_a_link_no_plan_for_gpus_is_shown(monkeypatch):
+    assert "distlion plan" not in show_beside(monkeypatch, missing="there is none")
+    assert "distlion plan" not in show_beside(monkeypatch, missing="", workers=1)
 
 
 @pytest.mark.parametrize(

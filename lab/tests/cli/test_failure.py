@@ -54,9 +54,11 @@ def test_refusal_names_the_option_and_not_the_argument(message, shown):
         assert show(InvalidArgumentError(message)) == (2, f"distlion: {shown}\n")
 
 
-def show_on(rank, error, monkeypatch):
-    for name, value in {"RANK": rank, "WORLD_SIZE": 3, "LOCAL_RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
+def show_on(rank, error, monkeypatch, *, local_rank=None):
+    world = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": local_rank}
+    for name, value in world.items():
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     return show(error)[1] != ""
@@ -65,7 +67,6 @@ def show_on(rank, error, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "tellers"),
     [
-        (InvalidArgumentError("steps is 0"), [0]),
         (StepTimeoutError("nobody knows who", rank=0), [0, 1, 2]),
         (NonFiniteError("of rank 2", rank=0, culprits=(2,)), [0]),
         (PeerLostError("rank 2 has gone", rank=0, culprits=(2,)), [0]),
@@ -76,6 +77,21 @@ def show_on(rank, error, monkeypatch):
 )
 def test_what_all_ranks_know_is_told_by_the_first_that_is_left(error, tellers, monkeypatch):
     assert [rank for rank in range(3) if show_on(rank, error, monkeypatch)] == tellers
+
+
+@pytest.mark.parametrize(
+    ("local_ranks", "tellers"),
+    [([0, 1, 0, 1], [0, 2]), ([0, 1, 2, 3], [0]), ([None] * 4, [0])],
+    ids=["two hosts", "one host", "a launcher without LOCAL_RANK"],
+)
+def test_a_refusal_is_told_once_on_each_host(local_ranks, tellers, monkeypatch):
+    error = InvalidArgumentError("GLOO_SOCKET_IFNAME=eth9: there is no such interface")
+    told = [
+        rank
+        for rank, local_rank in enumerate(local_ranks)
+        if show_on(rank, error, monkeypatch, local_rank=local_rank)
+    ]
+    assert told == tellers
 
 
 def test_interruption_has_status_130():

@@ -51,6 +51,34 @@ def test_advice_flips_and_says_why(changes, reason):
     assert reason in advice.text
 
 
+HIDES_LITTLE = Scenario(
+    n_params=10**9, nodes=4, link=model_line(125e9, latency_s=1e-4, message_s=1e-5), compute_s=0.1
+)
+"""Votes gain too little here, and an all-reduce takes longer than computing."""
+
+
+def test_communication_is_called_small_only_where_it_is():
+    forecasts = compare_methods(HIDES_LITTLE)
+    best, baseline = forecasts.best_vote, forecasts.best_baseline
+    assert baseline.exposed_s > HIDES_LITTLE.compute_s
+    assert best.step_s < baseline.step_s
+    advice = advise(forecasts, threshold=10.0)
+    assert not advice.compress
+    assert "small part" not in advice.text
+    costs = (best.arithmetic_s, best.exposed_s, baseline.arithmetic_s, baseline.exposed_s)
+    for seconds in costs:
+        assert f"{seconds:.3g} s" in advice.text
+
+
+@pytest.mark.parametrize(("share", "small"), [(0.09, True), (0.11, False)])
+def test_a_tenth_of_computing_is_no_small_part(share, small):
+    scenario = replace(SLOW, compute_s=1.0, overlap_share=0.0)
+    baseline_s = compare_methods(scenario).best_baseline.exposed_s
+    forecasts = compare_methods(replace(scenario, compute_s=baseline_s / share))
+    assert forecasts.best_baseline.exposed_s == pytest.approx(baseline_s)
+    assert ("small part" in advise(forecasts, threshold=10.0).text) == small
+
+
 MANY_NODES = replace(SLOW, nodes=1000, link=LinkModel(latency_s=1e-4, rate_bit_per_s=1e10))
 """A ring takes 1,998 rounds of 0.1 ms here, a tree 20."""
 

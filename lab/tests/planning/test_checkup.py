@@ -17,6 +17,7 @@ HEALTHY = WorkerReport(
     host="a",
     cpu="some processor",
     cores=8,
+    affinity="ff",
     threads=1,
     interface="eth0",
     loopback=False,
@@ -70,6 +71,36 @@ def test_threads_of_all_workers_of_a_host_count_together():
     (fault,) = faults_of(crowded, crowded)
     assert "10 threads on 8 cores" in fault
     assert faults_of(crowded, replace(crowded, host="b")) == ()
+
+
+def bound(mask, threads):
+    return replace(HEALTHY, affinity=mask, cores=int(mask, 16).bit_count(), threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        ([("f", 4), ("f0", 4)], None),
+        ([("f", 4), ("f0", 3), ("f0", 3)], "6 threads on 4 cores"),
+        ([("1", 1), ("1", 1), ("fe", 1)], "2 threads on 1 cores"),
+        ([("f", 4), ("ff", 5)], "9 threads on 8 cores"),
+        ([("f", 5), ("f0", 6)], "6 threads on 4 cores"),
+    ],
+    ids=["apart", "two share half", "two share one", "one is free", "both are crowded"],
+)
+def test_threads_count_together_where_they_are_bound_to_the_same_cores(workers, words):
+    found = tuple(bound(*worker) for worker in workers)
+    checkup = Checkup(found, probe_of(*[1e9] * len(found)), ())
+    faults = [fault for fault in faults_of(*found) if "threads" in fault]
+    if words is None:
+        assert faults == []
+        assert checkup.machine == CPU
+    else:
+        (fault,) = faults
+        assert words in fault
+        threads, cores = int(words.split()[0]), int(words.split()[3])
+        slowed = CPU.write_frame_s * threads / cores
+        assert checkup.machine.write_frame_s == pytest.approx(slowed)
 
 
 @pytest.mark.parametrize("changes", [{"interface": "lo"}, {"interface": "", "loopback": True}])
@@ -161,6 +192,11 @@ def test_cores_are_those_that_the_control_group_allows(limit, cores, monkeypatch
     assert checkup.count_cores() == 8
     (tmp_path / "cpu.max").write_text(limit)
     assert checkup.count_cores() == cores
+
+
+def test_cores_of_a_worker_are_those_to_which_it_is_bound(monkeypatch):
+    monkeypatch.setattr(checkup.os, "sched_getaffinity", lambda pid: {1, 70}, raising=False)
+    assert int(report_worker(HEALTHY.kernels).affinity, 16) == 1 << 70 | 1 << 1
 
 
 def test_a_host_of_a_name_that_no_service_takes_is_not_a_loopback():

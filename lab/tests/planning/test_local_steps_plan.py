@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +80,22 @@ def test_the_least_h_that_is_fast_enough_is_chosen(
         assert advice.text.startswith("No local steps here")
     else:
         assert f"distlion.LocalSteps(inner, every={every})" in advice.text
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_node", "ranks_per_node"), [(1, None), (8, 8)], ids=["one", "eight"]
+)
+def test_the_call_has_the_nodes_that_the_forecast_assumes(
+    gpus_per_node: int, ranks_per_node: int | None
+) -> None:
+    text = advise_local(make_scenario(gpus_per_node=gpus_per_node)).text
+    (written,) = re.findall(r"by (distlion\.LocalSteps\(.*?\)): a step", text)
+    call = ast.parse(written, mode="eval").body
+    assert isinstance(call, ast.Call)
+    given = {each.arg: ast.unparse(each.value) for each in call.keywords}
+    named = f"distlion.Nodes(ranks_per_node={ranks_per_node})" if ranks_per_node else None
+    assert given.pop("nodes", None) == named
+    assert given.keys() == {"every"}
 
 
 @pytest.mark.parametrize("rate_bit_per_s", [5e5, 1e4])

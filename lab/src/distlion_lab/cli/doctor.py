@@ -25,6 +25,7 @@ from distlion_lab.cli.table import print_table
 from distlion_lab.planning.accelerator import Accelerators, find_accelerators
 from distlion_lab.planning.advice import Advice, advise
 from distlion_lab.planning.checkup import Checkup, examine
+from distlion_lab.planning.line import payload_share
 from distlion_lab.planning.planner import compare_methods
 from distlion_lab.planning.quantity import format_rate
 from distlion_lab.planning.scenario import Scenario
@@ -160,10 +161,23 @@ def _show(found: _Found, *, as_json: bool) -> None:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     if not problems:
         console.print(Text("nothing is wrong", style="green"))
+    if not accelerators.missing and len(checkup.workers) > 1:
+        console.print(Text(f"\n{_point_to_plan(scenario)}"), soft_wrap=True)
     console.print(
         Text(f"\nfor {scenario.n_params:.4g} parameters and {scenario.compute_s:g} s of compute:")
     )
     console.print(Text(advice.text, style="bold"), soft_wrap=True)
+
+
+def _point_to_plan(scenario: Scenario) -> str:
+    """Say whose forecast follows, and write the command that forecasts for GPUs."""
+    link = scenario.link
+    line = format_rate(link.rate_bit_per_s / payload_share())
+    return (
+        "the forecast below is for training on these CPUs. For training on GPUs, give their NAME "
+        f"to:\ndistlion plan --params {scenario.n_params} --nodes {scenario.nodes} --link {line} "
+        f"--latency-us {1e6 * link.latency_s:.0f} --compute-s {scenario.compute_s!r} --device NAME"
+    )
 
 
 def _to_record(found: _Found) -> dict[str, object]:

@@ -65,12 +65,13 @@ def shown_failures(console: Console) -> Iterator[None]:
     The status is 2 if the command line is wrong, 1 if the work failed, 130 after Ctrl-C.
 
     If torchrun or the network lab started the workers, one of them reports an error that all know.
+    The first one of each host reports a refusal: its cause may be on that host alone.
     Any other exception is a bug and keeps its traceback, also if it broke a worker.
     """
     try:
         yield
     except InvalidArgumentError as error:
-        if is_first_rank():
+        if _is_first_of_host():
             show_message(console, _name_option(str(error)))
         raise typer.Exit(MISUSED) from None
     except DistlionError as error:
@@ -90,6 +91,14 @@ def is_first_rank() -> bool:
     """Return True for torchrun's first worker, and for a process that is none of them."""
     rank, world_size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return not (rank.isdecimal() and world_size) or int(rank) == 0
+
+
+def _is_first_of_host() -> bool:
+    """Return True for torchrun's first worker on each host, and for a process that is none.
+
+    A launcher that sets no LOCAL_RANK leaves the first worker of all.
+    """
+    return is_first_rank() or os.environ.get("LOCAL_RANK") == "0"
 
 
 def show_message(console: Console, message: str) -> None:

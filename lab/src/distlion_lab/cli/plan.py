@@ -68,7 +68,11 @@ _NODE_LINKS = {"nvlink": NVLINK, "pcie": PCIE}
         default="gpu",
         metavar="NAME",
     ),
-    overlap_share=number("Share of backward that communication can hide behind.", default=0.9),
+    overlap_share=number(
+        "Share of backward that communication can hide behind. With gradient accumulation over "
+        "k micro-batches only the last backward hides any: give 0.9 / k.",
+        default=0.9,
+    ),
     momentum_sync_every=whole("Steps between two averages of all momenta.", "never"),
     momentum_sync_bits=whole("Uplink bits of a momentum: 32 or 16.", default=32),
     orthogonalized_width=whole(

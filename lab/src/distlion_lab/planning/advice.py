@@ -24,6 +24,9 @@ from distlion_lab.planning.scenario import Scenario
 
 DO_NOT_COMPRESS = "Do not compress here"
 
+_SMALL_PART = 0.1
+"""Communication as a share of computing, below which it is called a small part."""
+
 TIME_ONLY = (
     "This forecast is of time. Rules also differ in the accuracy that training ends with: see the "
     'documentation, "Choose a rule", and "The recipe" for learning rates.'
@@ -157,16 +160,20 @@ def _refuse(forecasts: Forecasts, threshold: float) -> str:
 
 def _find_reason(forecasts: Forecasts, best: Forecast, baseline: Forecast) -> str:
     hidden_s = baseline.communication_s - baseline.exposed_s
+    costs = (
+        f"Votes cost {best.arithmetic_s:.3g} s of arithmetic and {best.exposed_s:.3g} s of "
+        f"communication that backward does not hide, all-reduce {baseline.arithmetic_s:.3g} s and "
+        f"{baseline.exposed_s:.3g} s."
+    )
     if best.arithmetic_s + best.exposed_s >= baseline.arithmetic_s + baseline.exposed_s:
-        return (
-            f"Votes cost {best.arithmetic_s:.3g} s of arithmetic and {best.exposed_s:.3g} s on "
-            f"the network, all-reduce {baseline.arithmetic_s:.3g} s and {baseline.exposed_s:.3g} s."
-        )
+        return costs
     if hidden_s >= 0.5 * baseline.communication_s:
         return (
             f"Backward hides {hidden_s:.3g} s of the {baseline.communication_s:.3g} s that the "
             "all-reduce communicates."
         )
+    if baseline.exposed_s >= _SMALL_PART * forecasts.scenario.compute_s:
+        return costs
     return (
         f"Communication is a small part of a step: {baseline.exposed_s:.3g} s beside "
         f"{forecasts.scenario.compute_s:.3g} s of compute."

@@ -7,8 +7,7 @@ import os
 import platform
 import socket
 import statistics
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +111,7 @@ def report_worker(kernels: KernelRates) -> WorkerReport:
         host=host,
         cpu=_name_cpu(),
         cores=count_cores(),
+        affinity=f"{sum(1 << core for core in _list_cores()):x}",
         threads=torch.get_num_threads(),
         interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         loopback=_resolves_to_loopback(host),
@@ -187,12 +187,23 @@ def _crowded_hosts(workers: Sequence[WorkerReport]) -> list[str]:
 
 
 def _count_threads(workers: Sequence[WorkerReport]) -> list[tuple[str, int, int]]:
-    """List each host with the threads of its workers and its cores."""
-    threads: Counter[str] = Counter()
+    """List each host with its most crowded set of cores: the threads bound to it, and its cores.
+
+    Workers that are bound to other cores, as by ``torchrun --numa-binding``, do not share them.
+    """
+    crowded: dict[str, tuple[int, int]] = {}
     for worker in workers:
-        threads[worker.host] += worker.threads
-    cores = {worker.host: worker.cores for worker in workers}
-    return [(host, n, cores[host]) for host, n in threads.items()]
+        allowed = int(worker.affinity, 16)
+        threads = sum(
+            each.threads
+            for each in workers
+            if each.host == worker.host and not int(each.affinity, 16) & ~allowed
+        )
+        found = (threads, worker.cores)
+        crowded[worker.host] = max(
+            crowded.get(worker.host, found), found, key=lambda each: each[0] / each[1]
+        )
+    return [(host, *found) for host, found in crowded.items()]
 
 
 def _loopback_faults(workers: Sequence[WorkerReport]) -> list[str]:
@@ -235,15 +246,19 @@ def _name_cpu() -> str:
 
 def count_cores() -> int:
     """Count the cores that this process may use, within the limit of its control group."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = len(_list_cores())
     try:
         quota, period = map(int, _CPU_LIMIT.read_text().split())
     except (OSError, ValueError):  # there is none, or it is "max"
         return cores
     return max(1, min(cores, math.ceil(quota / period)))
+
+
+def _list_cores() -> Collection[int]:
+    """List the cores to which this process is bound; all where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
 
 
 def _resolves_to_loopback(host: str) -> bool:

@@ -135,9 +135,12 @@ def advise_local(scenario: Scenario) -> LocalAdvice:
         )
         return LocalAdvice(1, text, all_reduce_s, each_s, local)
     enough = next((each for each in local if each.step_s <= allowed_s), local[-1])
+    nodes = ""
+    if scenario.gpus_per_node > 1:
+        nodes = f", nodes=distlion.Nodes(ranks_per_node={scenario.gpus_per_node})"
     text = (
-        f"Vote every {enough.every} steps, by distlion.LocalSteps(inner, every={enough.every}): a "
-        f"step takes {enough.step_s:.3g} s on average. A vote in each step would take "
+        f"Vote every {enough.every} steps, by distlion.LocalSteps(inner, every={enough.every}"
+        f"{nodes}): a step takes {enough.step_s:.3g} s on average. A vote in each step would take "
         f"{each_s:.3g} s, an all-reduce {all_reduce_s:.3g} s. {PRICE}"
     )
     if enough.step_s > allowed_s:

@@ -20,6 +20,7 @@ class WorkerReport:
         host: Name of its machine.
         cpu: Processor of its machine.
         cores: Number of cores that the process may use.
+        affinity: Set of cores to which the process is bound, as a hexadecimal mask.
         threads: Number of threads that torch uses.
         interface: GLOO_SOCKET_IFNAME, or "".
         loopback: True if Gloo would find this host under a loopback address.
@@ -34,6 +35,7 @@ class WorkerReport:
     host: str
     cpu: str
     cores: int
+    affinity: str
     threads: int
     interface: str
     loopback: bool
@@ -57,6 +59,7 @@ def decode_report(record: bytes, *, rank: int) -> WorkerReport:
     """
     try:
         fields = json.loads(record)
+        int(fields["affinity"], 16)
         kernels = fields.pop("kernels")
         machine = Machine(**_checked(Machine, kernels.pop("machine")))
         rates = KernelRates(**_checked(KernelRates, kernels | {"machine": machine}))
