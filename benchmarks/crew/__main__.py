@@ -232,7 +232,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["25m", "125m"])
     parser.add_argument("--rates", nargs="+", default=["unlimited", "1gbit"])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="of sizes and losses")
-    parser.add_argument("--start-with", type=int, default=START_LARGE_WITH, help="so many of them")
+    parser.add_argument(
+        "--start-with", type=int, default=START_LARGE_WITH, help="workers at the start"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--results", type=Path, help="folder of the JSON and Markdown")
     parser.add_argument("--add", action="store_true", help="keep other rows of sizes and losses")

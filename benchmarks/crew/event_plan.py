@@ -69,7 +69,7 @@ def plan_stops(n_events: int, seed: int) -> list[PlannedEvent]:
 def plan_sizes(stop_s: float, start_with: int) -> list[PlannedEvent]:
     """Plan what happens to workers of a large network, each once all train together.
 
-    There are never more than one worker beyond those at the start.
+    There is never more than one worker beyond those at the start.
     """
     newcomers, workers, plan = itertools.count(start_with), list(range(start_with)), []
     kinds: tuple[Kind, ...] = ("join", "kill", "join", "stop", "kill", "join")

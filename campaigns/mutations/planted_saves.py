@@ -19,16 +19,30 @@ SAVES = (
     Mutation(
         "half of a weight in a model's state is taken for all of it",
         "checkpoint/contents.py",
-        "n_found[param] < max(1, param.numel())",
-        "not n_found[param]",
+        "called |= {param for param, marks in found.items() if bool(marks.all())}",
+        "called |= found.keys()",
         WRAPPED,
     ),
     Mutation(
         "a part of the common point is taken from its beginning",
         "checkpoint/contents.py",
-        "value = value.as_strided(entry.shape, entry.stride(), offset)",
-        "value = value.as_strided(entry.shape, entry.stride())",
+        "return like.as_strided(entry.shape, entry.stride(), like.storage_offset() + offset)",
+        "return like.as_strided(entry.shape, entry.stride(), like.storage_offset())",
         WRAPPED,
+    ),
+    Mutation(
+        "what a hook computes from trained weights is left out",
+        "checkpoint/save.py",
+        "shared.keys() & contents.untrained if only_trained",
+        "shared.keys() - contents.replicated if only_trained",
+        WRAPPED,
+    ),
+    Mutation(
+        "what is sent to a peer that is held back and leaves waits for its limit",
+        "csrc/endpoint.cpp",
+        "            write(number);\n            ::epoll_ctl",
+        "            ::epoll_ctl",
+        ("wire/test_endpoint.py",),
     ),
     Mutation(
         "a checkpoint forgets whose work its optimizer went on from",
@@ -90,9 +104,9 @@ SAVES = (
     ),
     Mutation(
         "the others wait for a newcomer's look at its gradients",
-        "crew/catch_up.py",
-        "self._optimizer.session.gradients.trust()",
-        "pass",
+        "peers/session.py",
+        "            self.gradients.trust()\n",
+        "            pass\n",
         JOINING,
     ),
     Mutation(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -282,6 +283,7 @@ def test_extra_is_read_without_a_model_and_its_file_is_checked(folder: Path) -> 
     found = read_extra(folder.parent)
     assert found["config"] == state["config"] and torch.equal(found["rng"], state["rng"])
     assert read_extra(folder) is None
+    assert read_extra(folder, process=np.int64(0)) is None  # type: ignore[arg-type]
     with pytest.raises(errors.CheckpointError, match=r"processes 0 to 0; got process=1"):
         read_extra(folder, process=1)
     with pytest.raises(errors.UnsupportedTypeError, match=r"process=1\.0: expected an integer"):

@@ -215,6 +215,16 @@ def test_a_peer_that_is_held_back_and_leaves_is_lost_when_it_is_wanted() -> None
         finish(end, receive(end, 1, out))
 
 
+def test_what_is_sent_to_a_peer_that_is_held_back_and_leaves_fails_at_once() -> None:
+    end, peer = beside_stranger()
+    peer.sendall(message(b"x" * (MOST_EARLY_BYTES + 1))[:1000])
+    sending = send(end, 1, torch.zeros(1 << 24, dtype=torch.uint8))
+    assert not end.wait(sending, 0.05), "it has no room for all of it"
+    peer.close()
+    with pytest.raises(RuntimeError, match="peer 1"):
+        finish(end, sending)
+
+
 def test_many_transfers_end_in_any_order_for_several_threads() -> None:
     ends = join(3, most_early_bytes=1 << 20)
     n = 60

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+import distlion
 from distlion.errors import InvalidArgumentError
 from distlion.step.arguments import LONGEST_S
 from distlion.wire import addresses, rendezvous
@@ -437,3 +438,15 @@ def test_where_it_listens_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
     (server,) = addresses.listen(["127.0.0.1"], ports=(port, port))
     server.close()
     assert caplog.messages == [f"listens at 127.0.0.1, port {port}"]
+
+
+def test_connections_give_signs_of_life_for_long() -> None:
+    with socket.socket() as connection:
+        rendezvous._prepare(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, every, most = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+    assert idle == every == 60  # NAT forgets after some minutes
+    assert every * most >= distlion.Timeouts().busy_s

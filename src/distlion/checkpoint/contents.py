@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -66,11 +65,9 @@ def replace_by_common(model: nn.Module, local: LocalSteps, entries: dict[str, Te
     common = dict(local.list_pairs())
     owners = find_owners(model, common, entries)
     for name, param in owners.items():
-        value, entry = torch.empty_like(param), entries[name]  # with the parameter's strides
-        value.copy_(common[param].detach())
-        if _lies_inside(entry, param):
-            offset = (entry.data_ptr() - param.data_ptr()) // param.element_size()
-            value = value.as_strided(entry.shape, entry.stride(), offset)
+        value, entry = common[param].detach().to(param.device, param.dtype), entries[name]
+        if _describe(entry)[:2] != _describe(param)[:2] and _lies_inside(entry, param):
+            value = _take_part(entry, param, value.contiguous())
         entries[name] = value
     return set(owners)
 
@@ -113,6 +110,12 @@ def _lies_inside(entry: Tensor, param: Tensor) -> bool:
     sizes = zip(entry.shape, entry.stride(), strict=True)
     last = entry.data_ptr() + param.element_size() * sum((n - 1) * stride for n, stride in sizes)
     return param.data_ptr() <= entry.data_ptr() and last < param.data_ptr() + param.nbytes
+
+
+def _take_part(entry: Tensor, param: Tensor, like: Tensor) -> Tensor:
+    """Take the part of a tensor that an entry is of a contiguous parameter of the same shape."""
+    offset = (entry.data_ptr() - param.data_ptr()) // param.element_size()
+    return like.as_strided(entry.shape, entry.stride(), like.storage_offset() + offset)
 
 
 def collect_local(
@@ -251,6 +254,7 @@ class Contents:
         step: Steps committed.
         model: Tensors of the model's state by name, each storage once.
         replicated: Names of the tensors that the optimizer keeps equal on all processes.
+        untrained: Names of those that are known as buffers, or as parameters that are not trained.
         tree: All else, as JSON; its tensors are in ``tensors``.
         tensors: Tensors of the tree by name.
         momenta: For each worker that is kept here, its momenta and the rules' state by name.
@@ -259,6 +263,7 @@ class Contents:
     step: int
     model: dict[str, Tensor]
     replicated: frozenset[str]
+    untrained: frozenset[str]
     tree: dict[str, Any]
     tensors: dict[str, Tensor]
     momenta: dict[int, dict[str, Tensor]]
@@ -327,7 +332,15 @@ def collect(
         common = replace_by_common(model, local, entries)
     entries |= outside
     replicated = frozenset({*owners, *common, *outside})
-    return Contents(optimizer.committed_step, entries, replicated, tree, tensors, momenta)
+    return Contents(
+        optimizer.committed_step,
+        entries,
+        replicated,
+        _list_untrained(model, entries) - replicated,
+        tree,
+        tensors,
+        momenta,
+    )
 
 
 def check_kinds(model: object, scheduler: object) -> None:
@@ -379,6 +392,25 @@ def _split_model(
     return entries, aliases, others
 
 
+def _list_untrained(model: nn.Module, entries: Mapping[str, Tensor]) -> frozenset[str]:
+    """List entries that are whole buffers or frozen parameters, by name or by memory.
+
+    What a hook computes anew from any tensors is none of them.
+    """
+    parameters = model.named_parameters(remove_duplicate=False)
+    known = dict(model.named_buffers(remove_duplicate=False))
+    known |= {name: param for name, param in parameters if not param.requires_grad}
+    places = {_list_places(tensor) for tensor in known.values()}
+    return frozenset(
+        name for name, entry in entries.items() if name in known or _list_places(entry) in places
+    )
+
+
+def _list_places(tensor: Tensor) -> tuple[int, ...]:
+    # Wrappers, such as quantized weights, are all at address 0.
+    return tuple(plain.data_ptr() or id(plain) for plain in list_plain(tensor))
+
+
 def _list_outside(
     model: nn.Module,
     voted: Sequence[Tensor],
@@ -387,15 +419,20 @@ def _list_outside(
     owners: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """List the optimizer's parameters of which the model's state lacks elements."""
-    n_found: Counter[Tensor] = Counter()
-    for name, param in owners.items():
-        n_found[param] += entries[name].numel()
     named = model.named_parameters(remove_duplicate=False)
-    called = {param for name, param in named if name in entries or name in aliases}
+    called: set[Tensor] = {param for name, param in named if name in entries or name in aliases}
+    found: dict[Tensor, Tensor] = {}
+    for name, param in owners.items():
+        if param not in called and param.is_contiguous():
+            marks = torch.zeros(param.shape, dtype=torch.bool, device="cpu")
+            _take_part(entries[name], param, found.setdefault(param, marks)).fill_(True)
+        elif param not in called:
+            called.add(param)  # its one entry is all of it
+    called |= {param for param, marks in found.items() if bool(marks.all())}
     return {
         f"{OUTSIDE}{index}": param.detach()
         for index, param in enumerate(voted)
-        if param not in called and n_found[param] < max(1, param.numel())
+        if param not in called
     }
 
 

@@ -224,7 +224,7 @@ class Loading:
 def _find_newest(reader: Reader) -> Manifest | None:
     try:
         return read_newest(reader.folder.parent)
-    except (OSError, CheckpointError):  # the folder above may be one that nobody may list
+    except (OSError, CheckpointError):  # that nobody may list, or whose others are damaged
         return None
 
 

@@ -19,6 +19,7 @@ from distlion.checkpoint.contents import (
     Contents,
     collect,
     digest_entries,
+    find_owners,
     take_apart,
 )
 from distlion.checkpoint.folder import is_name, prune, read_manifest
@@ -147,7 +148,7 @@ def save_checkpoint(
         ReplicaMismatchError: Parameters are not equal on all workers; on every rank.
         ConfigMismatchError: Another worker is at a different call; on every rank.
         PeerLostError, StepTimeoutError: A worker is gone, or silent; or it has not written its part
-            within ``Timeouts.busy_s``, in the background ``init_s``.
+            within ``Timeouts.busy_s``.
         InvalidArgumentError, UnsupportedTypeError: An argument is out of range or of a wrong kind.
 
     Notes:
@@ -179,8 +180,9 @@ def save_checkpoint(
         if local is not None:
             barrier.compare(local.progress.describe(), "local steps")
         shared = _find_shared(barrier, contents)
-        own = contents.model.keys() - shared.keys()
-        left_out = shared.keys() - contents.replicated if only_trained else set[str]()
+        own = {name: contents.model[name] for name in contents.model if name not in shared}
+        differing = own.keys(), find_owners(model, model.parameters(), own).keys()
+        left_out = shared.keys() & contents.untrained if only_trained else set[str]()
         if async_:
             contents = barrier.run(partial(contents.snapshot, left_out))
         writer = Writer(
@@ -199,7 +201,7 @@ def save_checkpoint(
         if async_:  # within: Ctrl-C at the end of the meeting must not lose it
             _pending[votes] = pending
     warn_if_unreadable()
-    _warn_of_differing(own, model, votes)
+    _warn_of_differing(*differing, votes)
     return pending
 
 
@@ -270,7 +272,9 @@ def _find_shared(barrier: CheckpointBarrier, contents: Contents) -> dict[str, in
         CheckpointError: The models have different tensors.
     """
     shapes = [(name, tuple(each.shape), str(each.dtype)) for name, each in contents.model.items()]
-    barrier.compare(repr(shapes), "names, shapes or dtypes of the model's tensors")
+    # Hooks may tell trained tensors from others on some processes only.
+    said = repr((shapes, sorted(contents.replicated), sorted(contents.untrained)))
+    barrier.compare(said, "names, shapes or dtypes of the model's tensors")
     found, problem = attempt(lambda: digest_entries(contents.model))
     table = [row["digests"] for row in barrier.share(problem, digests=found)]
     assert found is not None
@@ -286,12 +290,11 @@ def _find_shared(barrier: CheckpointBarrier, contents: Contents) -> dict[str, in
     return {name: digest for name, digest in digests if name not in differing}
 
 
-def _warn_of_differing(names: Set[str], model: nn.Module, optimizer: VotingBase) -> None:
+def _warn_of_differing(names: Set[str], parameters: Set[str], optimizer: VotingBase) -> None:
     """Warn once of tensors of the model that each worker has of its own."""
     if not names or optimizer in _warned:
         return
     _warned.add(optimizer)
-    parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
     found = {"frozen parameter": names & parameters, "buffer": names - parameters}
     kinds = [
         f"{len(each)} {kind}{'s' if len(each) > 1 else ''}, such as {min(each)!r},"
@@ -352,7 +355,7 @@ def check_checkpoint_folder(
             contents = collect(model, votes, None, None, ownership, local)
             identities = frozenset({identity, *list_loaded(votes)})
             _check_folder(_find_root(path), identities, contents.layout_digest)
-            for name in contents.replicated if only_trained else contents.model:
+            for name in contents.model.keys() - (contents.untrained if only_trained else set()):
                 check_tensor(name, contents.model[name])
 
         barrier.run(check)

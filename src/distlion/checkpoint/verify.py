@@ -13,6 +13,7 @@ from distlion.checkpoint.folder import Manifest, find_checkpoint, read_manifest
 from distlion.checkpoint.tensor_file import TensorFile, check_file
 from distlion.checkpoint.tree import TREE, decode_tree
 from distlion.errors import CheckpointError, UnsupportedTypeError
+from distlion.numpy_numbers import as_python
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def read_extra(path: str | os.PathLike[str], *, process: int | None = None) -> A
         >>> model = make_model(config)
     """
     folder, manifest = inspect_checkpoint(path)
+    process = as_python(process)
     if process is None:
         process = _find_present(folder, manifest)
     if not isinstance(process, int):

@@ -323,7 +323,6 @@ class Newcomer:
         self._forget_tries()
         if catch_up is not None:
             catch_up.end()
-            self._optimizer.session.gradients.trust()  # the others would wait for its look at them
             logger.info(
                 "worker %d came while the others trained: %.1f MB from worker %d in %.2f s, "
                 "and %d replies",

@@ -18,7 +18,6 @@ from distlion.kernels.coin import Coins
 from distlion.kernels.contract import Coefficients, Segment
 from distlion.kernels.dispatch import choose_kernels
 from distlion.layout import WORD_ELEMENTS, BucketLayout, Slot, repack
-from distlion.peers.session import Session
 from distlion.step.bucket import Bucket
 from distlion.step.inputs import StepInputs
 from distlion.step.param import VotingParam
@@ -288,11 +287,6 @@ class HasParameters(Protocol):
     @property
     def committed_step(self) -> int:
         """Number of committed steps."""
-        ...
-
-    @property
-    def session(self) -> Session:
-        """The parts that all members use alike."""
         ...
 
     def list_all(self) -> list[Tensor]:

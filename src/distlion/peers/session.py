@@ -31,7 +31,7 @@ from distlion.step.alone import step_alone
 from distlion.step.bucket import Bucket
 from distlion.step.clipping import build_clipping
 from distlion.step.diagnostics import Diagnosis, Examination, build_examination
-from distlion.step.gradients import GradientWatch, UseWatch
+from distlion.step.gradients import WATCHED_STEPS, GradientWatch, UseWatch
 from distlion.step.inputs import StepInputs
 from distlion.step.lifecycle import Lifecycle
 from distlion.step.momentum import build_averaging
@@ -173,6 +173,8 @@ class Session:
         self.connections.connect()
 
         # 3 take over parameters
+        if step >= WATCHED_STEPS:  # the others would wait for a newcomer's look at its gradients
+            self.gradients.trust()
         if alike:
             self.replicas.catch_up(everything, alike, step=step)
         else:

@@ -16,9 +16,9 @@ class Timeouts:
     """Limit the waits for other workers; each worker may have limits of its own.
 
     Args:
-        init_s: Seconds for the handshake, the initial broadcast, and each exchange of a checkpoint
-            that is loaded, or is not saved in the background; None: 300. In a crew, seconds to wait
-            for a member that falls silent while an epoch is formed; None: 30.
+        init_s: Seconds for the handshake, the initial broadcast, and each exchange of a load or of
+            a save in the foreground; None: 300. In a crew, seconds to wait for a member that falls
+            silent while an epoch is formed; None: 30.
         step_s: Seconds of silence in a collective after which a worker counts as failed; below 2
             there is no time to ask whether it is busy. A member of a crew that sends no heartbeats
             is given up sooner: ``Crew(silence_s=)``.

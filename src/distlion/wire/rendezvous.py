@@ -46,7 +46,7 @@ _MOST_AT_ONCE = 32
 """Connections taken in a row, so that those taken before are read meanwhile."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Until a member that closed a connection is dialed again: as it does of the oldest of many."""
-_SIGN_OF_LIFE_S = 60
+_SIGN_OF_LIFE_S, _MOST_SIGNS = 60, 120
 _LONGEST_WAIT_S = 1e6
 """epoll counts milliseconds in 32 bits: 24 days at most, and a limit of a step may be longer."""
 _Wait = tuple[socket.socket | None, int, float]
@@ -285,10 +285,16 @@ def _greet(
 
 
 def _prepare(connection: socket.socket) -> None:
-    """Send small messages at once, and a sign of life in long pauses, as firewalls forget them."""
+    """Send small messages at once, and signs of life in pauses, for firewalls forget idle links.
+
+    A connection whose signs of life are not answered is kept for two hours: steps have limits of
+    their own.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SIGN_OF_LIFE_S)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        connection.setsockopt(socket.IPPROTO_TCP, option, _SIGN_OF_LIFE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MOST_SIGNS)
 
 
 def _has_ended(connection: socket.socket) -> bool:
