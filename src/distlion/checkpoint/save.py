@@ -133,8 +133,8 @@ def save_checkpoint(
         async_: Copy everything to host memory, and write while training goes on. The next save or
             load of the optimizer and the exit of the interpreter wait for it. An error is logged at
             once, and raised by ``wait()``. All workers give the same, also of ``only_trained``.
-        only_trained: Leave out tensors that are not trained and equal on all workers, such as the
-            base of an adapter; a load refuses a model with other values.
+        only_trained: Leave out frozen parameters and buffers that are equal on all workers, such as
+            the base of an adapter; a load refuses a model with other values.
         overwrite: Take over a folder that belongs to another optimizer; its checkpoints then count
             as earlier ones of this optimizer. False refuses it.
 
