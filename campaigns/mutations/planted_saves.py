@@ -96,14 +96,7 @@ SAVES = (
         ("wire/test_gloo.py", "wire/test_transports.py"),
     ),
     Mutation(
-        "members of a crew look at their gradients again in each epoch",
-        "peers/session.py",
-        "GradientWatch() if earlier is None else earlier.gradients",
-        "GradientWatch()",
-        JOINING,
-    ),
-    Mutation(
-        "the others wait for a newcomer's look at its gradients",
+        "all members of an epoch look at their gradients, and wait for a newcomer's look",
         "peers/session.py",
         "            self.gradients.trust()\n",
         "            pass\n",

@@ -98,7 +98,7 @@ class Session:
         self.routing: Routing = Routing(ranks, settings, self.connections, self.meter, model)
         self.meetings = Meetings(ranks, settings, self.connections, self.routing)
         self.replicas = ReplicatedParams(ranks, settings, self.connections, self.routing)
-        self.gradients: GradientWatch = GradientWatch() if earlier is None else earlier.gradients
+        self.gradients = GradientWatch()
         self.use: UseWatch = UseWatch("on any worker") if earlier is None else earlier.use
         self.overlap: Overlap | None = None
         self.params = Records()
