@@ -75,6 +75,13 @@ SAVES = (
         BEHIND,
     ),
     Mutation(
+        "a save in the background waits no longer for slow disks than a handshake",
+        "peers/connections.py",
+        "timeout_s=timeouts.group_s)",
+        "timeout_s=timeouts.connect_s)",
+        BEHIND,
+    ),
+    Mutation(
         "a save in the background looks at the count of steps",
         "peers/ownership.py",
         "return ask(link, record, step=now)",
