@@ -105,7 +105,7 @@ SAVES = (
     Mutation(
         "all members of an epoch look at their gradients, and wait for a newcomer's look",
         "peers/session.py",
-        "            self.gradients.trust()\n",
+        "            self.gradients.steps_left = 0\n",
         "            pass\n",
         JOINING,
     ),

@@ -174,7 +174,7 @@ class Session:
 
         # 3 take over parameters
         if step >= WATCHED_STEPS:  # the others would wait for a newcomer's look at its gradients
-            self.gradients.trust()
+            self.gradients.steps_left = 0
         if alike:
             self.replicas.catch_up(everything, alike, step=step)
         else:

@@ -71,10 +71,6 @@ class GradientWatch:
         self.steps_left = WATCHED_STEPS
         self._has_warned_of_absence = False
 
-    def trust(self) -> None:
-        """Compare no more, as where others have trained before: it takes passes over gradients."""
-        self.steps_left = 0
-
     def observe(self, replies: Sequence[Reply], params: Sequence[VotingParam]) -> None:
         """Examine a committed step.
 
